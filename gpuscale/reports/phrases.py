@@ -107,7 +107,7 @@ def load_text(load: HostLoad) -> str:
 
 
 def busy_text(runs: Sequence[Run]) -> str:
-    """Say on which busy host the runs were measured; empty if no host was busy."""
+    """Say how many runs had a busy host, and the highest load; empty if no host was busy."""
     if not (busy := busy_hosts(runs)):
         return ""
     some = "" if len(busy) == len(runs) else f" in {len(busy)} of {counted(len(runs), 'run')}"
@@ -195,7 +195,7 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number, or return `–`, the sign for an unknown value, for None."""
+    """Format a number; return `–`, the sign for an unknown value, if it is None."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -252,8 +252,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, return only the change. Return only the text `UNCERTAIN` if the interval
-    contains zero and a bound differs over twofold from the change, as factors (−50 %: 0.5).
+    Without an interval, return only the change. Return only `UNCERTAIN` if the interval contains
+    zero and one of its bounds is more than a factor of two from the change (−50 % is factor 0.5).
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

@@ -320,7 +320,7 @@ def reason_text(entry: EntryVerdict) -> str:
 
 
 def text_beyond_table(entry: EntryVerdict) -> str:
-    """Explain a row's verdict without the numbers that its row in a table shows; may be empty."""
+    """Explain a verdict; unless it is a loss, omit the numbers shown in the table; may be empty."""
     reason, sentence = entry.reason, WORDS[entry.reason.code].beyond_table
     if sentence is None or entry.verdict.is_loss:
         return reason_text(entry)
@@ -476,7 +476,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Return the name of a quantity of the row, or the reason for the verdict on a metric."""
+    """Return the reason for a metric's verdict if `name` is `metric`, else a quantity in words."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

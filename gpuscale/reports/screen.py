@@ -108,7 +108,7 @@ def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]
     """Wrap a line to a width in columns without splitting words.
 
     The indentation is kept. Continuation lines are indented by `hanging` more columns; by default
-    they align with the text after a label.
+    they align with the text after a label, which ends in two spaces, or are indented by 4 more.
     """
     columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))
@@ -137,10 +137,10 @@ def table(
 ) -> str:
     """Return a text table, divided into several narrower ones if it is wider than `columns`.
 
-    The first two headers identify a row, so each table begins with them. `first` names the headers
-    that come next if the table is divided, `left` those that are left-aligned like the first
-    header. Headers may be wrapped, cells may not. If the first cells would take most of a divided
-    table, they are lines above the rows that share them.
+    The first two columns identify a row, so each of the narrower tables repeats them; the columns
+    in `first` come next. If the first column of a divided table would take over half the width, its
+    cells are lines above the rows that share them. The first column and those in `left` are
+    left-aligned. Headers may be wrapped; cells may not.
     """
     aligned_left = {headers[0], *left}
     texts = [*zip(headers, *rows, strict=True)]

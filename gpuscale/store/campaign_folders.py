@@ -82,7 +82,7 @@ def record_files(record: NightRecord) -> dict[str, str]:
 
 
 def _lines(record: NightRecord) -> Iterator[str]:
-    """Yield one line for each known field; a field with several texts gets one line per text."""
+    """Yield a line for each known field, or for each of its texts; all nodes share one line."""
     shown = {
         **dict.fromkeys(("format", "version")),
         "all_measured": "yes" if record.all_measured else "no",

@@ -19,7 +19,7 @@ from gpuscale.store.file_formats import decode_results, encode_header
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Default folder for results files, relative to the working directory."""
 PROBES_ENDING = ".probes.json"
-"""Suffix of files with probes, which are not results files."""
+"""Suffix of files that contain only probes, in the format of a results file."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
@@ -74,7 +74,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
-    """Mark a results file as left out for a reason, or as used again (None); return its results."""
+    """Store in a results file why it is excluded (None: it is not); return its results."""
     with ResumedResults(path) as locked, files.file_errors(path):
         marked = replace(locked.results, left_out=reason)
         _, _, runs = path.read_bytes().partition(b"\n")

@@ -188,13 +188,13 @@ class TrainingCase(Case):
 
 
 _OTHER_NAMES = {"batch_size": "batch", "num_classes": "classes", "criterion": "loss"}
-"""Names that other tools give to attributes of cases."""
+"""Names of case attributes, keyed by the names that other tools give them."""
 
 
 def validate_names(case: type[Case], base: type[Case]) -> None:
     """Raise a CaseError for a method replaced by a value, or an attribute with a mistyped name.
 
-    A user's own attribute may resemble one of `base`, but the case's files read it somewhere.
+    A name that merely resembles one of `base` is accepted if the case's own files read it.
     """
     known = [name for name in dir(base) if not name.startswith("_")]
     for name in known:

@@ -36,7 +36,7 @@ ON_EACH_NODE = ("torchrun", "torch.distributed.run", "torch.distributed.launch",
 _STARTERS = (*ON_EACH_NODE, "mpirun", "mpiexec", "srun", "deepspeed")
 """Programs that start ranks."""
 _RUNS_HERE = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate")
-"""Programs that run a script in the folder that they are started in."""
+"""Programs that take a script whose path is relative to the working directory."""
 _SCRIPT = re.compile(r"[^-{}\s][^{}\s]*\.py")
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
@@ -62,8 +62,8 @@ class CommandCase(Case):
     step_regex: ClassVar[str | None] = None
     """Regular expression with the group `step`, used instead of a log format."""
     figure: ClassVar[str | None] = None
-    """Regular expression for figures in the command's output, which are judged instead of its step
-    time; or a key of `KNOWN_FIGURES`. Each named group is a metric."""
+    """Regular expression whose named groups are metrics in the output, judged instead of the step
+    time; or the name of a known benchmark, such as `nccl-tests`."""
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None

@@ -24,7 +24,7 @@ _TOTAL = re.compile(r"\d+/(\d+)")
 EPOCH = re.compile(r"\bepoch[\s:=\[#]*(\d+)", re.IGNORECASE)
 HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 _WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
-"""A whole number that is no part of a time or date."""
+"""Pattern of a whole number that is not part of a decimal number, time or date."""
 _OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}'"
 _FEWEST_ALIKE = 20
 _MOST_KINDS = 1000
@@ -96,7 +96,7 @@ def reader(
     """Return a function that reads lines containing a match of a pattern.
 
     Args:
-        pattern: Regular expression with the groups of `mark_of`.
+        pattern: Regular expression with named groups such as `step` and `loss` (see `mark_of`).
         holds: Text that each such line contains; searching for text is faster than for a pattern.
         validation: Text contained in lines that report a validation.
     """
@@ -170,7 +170,7 @@ class _Kind:
     """True if the lines have a word that only training prints."""
     count: int = 0
     before: str = ""
-    """The line before the latest one."""
+    """The line of this kind before the latest one."""
     latest: str = ""
 
 
@@ -180,7 +180,7 @@ class UnreadLines:
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
         self.are_training = False
-        """True once a kind of lines that only training prints has come often and long enough."""
+        """True once lines that only training prints have recurred often and for long enough."""
         self.count = 0
         self._last = ""
 
@@ -248,8 +248,8 @@ def _rising(kind: _Kind) -> str:
 def _pattern(line: str, at: int, start: int | None = None) -> str:
     """Return a pattern for the number at a position, with the fewest words before it; '' if none.
 
-    All other numbers may change, also the total in `219/500`, which may depend on the ranks. The
-    pattern begins at the epoch if the line has one, else at `start` if given.
+    It lets all other numbers vary, even the total in `219/500`, which may depend on the number of
+    ranks. It begins at the epoch if the line has one, else at `start` if given.
     """
     words = [found.start() for found in re.finditer(r"\S+", line[:at])]
     epoch = EPOCH.search(line, 0, at)
@@ -267,6 +267,6 @@ def _pattern(line: str, at: int, start: int | None = None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a pattern for a text with any blanks and numbers, to be put in single quotes."""
+    """Return a pattern for a text that lets blanks and numbers vary and fits in single quotes."""
     pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
     return re.sub(r"\d+", r"\\d+", pattern)

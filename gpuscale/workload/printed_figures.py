@@ -103,7 +103,7 @@ class Mlperf:
 
 
 FigureReader = Callable[[str], Mapping[str, str | float]]
-"""Function that returns the figures in a line, by metric; it needs a process's lines in order."""
+"""Function that returns a line's figures by metric; pass it all lines of a process in order."""
 KNOWN_FIGURES: Mapping[str, type[NcclTests] | type[Mlperf]] = {
     "nccl-tests": NcclTests,
     "rccl-tests": NcclTests,
@@ -131,7 +131,7 @@ def metrics_of(
 ) -> tuple[OpenMetric, ...]:
     """Return the metrics that `figure`, a regular expression or known name, finds in output.
 
-    Raise a CaseError if it names none, or if `better` or `scaling` lack what a metric needs.
+    Raise a CaseError if `figure` is invalid, a direction unknown, or `better` or `scaling` unused.
     """
 
     def refused(problem: object) -> CaseError:

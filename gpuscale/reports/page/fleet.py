@@ -58,7 +58,7 @@ def fleet_html(view: SweepView) -> str:
 
 
 def _strip(nodes: Iterable[tuple[NodeVerdict, Estimate]]) -> str:
-    """Draw the speed of each node with its interval, the slowest first."""
+    """Return an SVG chart of each node's speed with its interval, slowest node first."""
     ranked = sorted(nodes, key=lambda each: each[1].value)
     slowest, fastest = min(ranked[0][1].value, 0.0), max(ranked[-1][1].value, 0.0)
     room = 0.1 * max(fastest - slowest, 0.01)
@@ -85,7 +85,7 @@ def _strip(nodes: Iterable[tuple[NodeVerdict, Estimate]]) -> str:
 
 
 def _grid(nodes: Sequence[NodeVerdict]) -> str:
-    """Draw each node's speed in a grid; names that differ only in the last digit share a row."""
+    """Return an SVG grid of speeds; nodes whose names differ only in the last digit share a row."""
     places = {node.node: len(node.node) - node.node[-1].isdigit() for node in nodes}
     rows = sorted({name[:at] for name, at in places.items()})
     left = _CHARACTER * (2 + max(map(len, rows)))
@@ -104,7 +104,7 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
 
 
 def _of_node(node: NodeVerdict, marks: str) -> str:
-    """Group the marks of a node, in the colour of its state and with its name as a tooltip."""
+    """Wrap a node's SVG marks in the colour of its state, with name and speed as a tooltip."""
     speed = interval_text(node.speed)
     title = f"<title>{html.escape(node.node)}: {speed}</title>"
     weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""

@@ -118,11 +118,11 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Facts not highlighted if they differ between sides; `devices` covers the machine's GPUs."""
+"""Labels of facts never highlighted as different; other GPUs are highlighted as `devices`."""
 
 
 def machines(subject: Subject) -> Section | None:
-    """Return the section on machines, of the results and baseline; None if only times are known."""
+    """Return a section on the machines of results and baseline; None if only dates are known."""
     here = [result.environment for result in subject.results]
     begun = [result.created_at for result in subject.results]
     jobs = [
@@ -162,7 +162,7 @@ def _facts(
     jobs: Sequence[str | None],
     environments: Sequence[Environment],
 ) -> dict[str, str]:
-    """Return facts on one side's machine, software and time, keyed by label; empty if unknown."""
+    """Return facts about the results or the baseline, keyed by label; an unknown fact is empty."""
     variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
     values: dict[str, Iterable[object]] = {
         "machine": [machine],
@@ -181,7 +181,7 @@ def _facts(
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the verdict on the history; None if the page does not show its latest nightly run."""
+    """Return the history's verdict and a text; None if unknown or the last night is not shown."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:

@@ -53,7 +53,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Return as SVG the named figures for which there is data, each with the worst cases first."""
+    """Return those of the named figures that have data, as SVG, each with the worst cases first."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
@@ -73,7 +73,7 @@ def curves(subject: Subject) -> Section | None:
 _MOST_RANKS = 32
 """Maximum number of ranks shown, so that a page of a hundred rows stays small."""
 _LAGS = 0.05
-"""Smallest lag of a rank that is marked, as a share of the median time per step in its run."""
+"""Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -83,7 +83,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def ranks(subject: Subject) -> Section | None:
-    """Return the section on the ranks of each row's slowest run, worst first; None without runs."""
+    """Return the section on the ranks in each row's slowest run; None if no pace is known."""
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}

@@ -242,7 +242,7 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line for each row of which one run is far from all others."""
+    """Yield a line for each row in which one run is far from all the others."""
     for row in by_key((PointKey.of(run), run) for run in runs).values():
         if text := odd_run_text(row):
             yield f"{row[0].label}: {text}"

@@ -186,13 +186,13 @@ def _measured_blocks(
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """Return the geometric mean of a row's step times with its 95 % interval: `4.12 ms ±0.3 %`."""
+    """Return a row's mean step time or other judged metric, with its interval: `4.12 ms ±0.3 %`."""
     mean = geometric_mean(log_sample([run.log_cost for run in runs]))
     return level_text(level_of(PointKey.of(runs[0]), mean))
 
 
 def runs_text(runs: Sequence[Run]) -> str:
-    """Format how often runs were measured: `12 runs in 4 allocations`."""
+    """Count the runs and their allocations: `12 runs in 4 allocations`."""
     allocations = phrases.counted(len({run.allocation for run in runs}), "allocation")
     return f"{phrases.counted(len(runs), 'run')} in {allocations}"
 

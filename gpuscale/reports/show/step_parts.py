@@ -21,13 +21,13 @@ from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.screen import fitted
 
 NAMED_SKEW = 0.02
-"""Smallest reported skew, and smallest reported lag of a rank, as a share of a step."""
+"""Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
 NAMED_GAIN = 2
 """Smallest efficiency gain from communication that is reported, in percentage points."""
 _IMPOSSIBLE_GAIN = 10
-"""Efficiency gain from communication that casts doubt on the budget, in percentage points."""
+"""Smallest efficiency gain from communication that is deemed impossible, in percentage points."""
 _FAR = 0.03
-"""Smallest reported difference of a step in the table of phases from its judged time."""
+"""Smallest reported relative difference between the phase table's step time and the judged one."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -67,7 +67,7 @@ def budget_legend(
 ) -> Iterator[str]:
     """Yield explanations of the parts of budgets.
 
-    `phases_include` begins the clause `show --phases includes it`, on an overhead left out here.
+    `phases_include` says what includes the overhead that budgets omit; ` it` is appended.
     """
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:

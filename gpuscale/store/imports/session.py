@@ -202,14 +202,14 @@ class _State(msgspec.Struct):
     """Size and modification time (ns) of each imported file, by path."""
     has_devices: bool = False
     """True if runs have the type of device that the tool recorded. False in folders begun by an
-    earlier gpuscale, so that their rows stay those of the nights before."""
+    earlier gpuscale: there, later nights omit it too, so that they belong to the same rows."""
 
 
 class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Set the folder and `better` (True: more is better), which overrides stored directions."""
+        """Set the folder; `better` (True by metric if more is better) overrides stored values."""
         self._path, self._better = path, better
         self._state = _State()
 
@@ -237,7 +237,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session, path: Path) -> bool:
-        """Write a session, read from `path`, as a night; return False if as many runs are stored.
+        """Write a session, read from `path`, as a night; return False if all its runs are stored.
 
         Raise a UsageError if the session is of another system, or a metric's direction is unknown.
         """

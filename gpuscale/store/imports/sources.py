@@ -123,7 +123,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session for each timestamp in a CSV file; columns of positive numbers are metrics."""
+    """Yield a session per time and version in a CSV file; other positive numbers are values."""
     lines = csv.DictReader(text.splitlines())
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)

@@ -190,7 +190,7 @@ def _validate_alike(rows: Sequence[_Measured]) -> None:
 def _recorded(
     rows: Sequence[_Measured], timed: Timed | None, device: str
 ) -> Iterator[tuple[str | None, RecordedValue]]:
-    """Yield date and value of each repetition; all values share one `PublishedFigure`."""
+    """Yield the date and value of each repetition; all values share one `PublishedFigure`."""
     nights: dict[str | None, list[float]] = defaultdict(list)
     for row in rows:
         nights[row.day] += row.values

@@ -45,7 +45,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
 _TIMES = ("step_time", "time")
 MEASURES = ("throughput", *_TIMES)
-"""Meanings of columns with measurements, the preferred first: throughputs exclude start-up."""
+"""Meanings of columns with measurements, preferred first: throughputs exclude start-up."""
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "gpus": (Gpus, "a whole number"),
@@ -82,7 +82,7 @@ class TableRow(NamedTuple):
     line: int
     """Line number in the text, from 1."""
     texts: Mapping[str, str]
-    """Cell texts, keyed by what their column means; `name` joins all columns of the row's name."""
+    """Cell texts, keyed by column meaning; `name` joins all columns with that meaning."""
 
     @property
     def machine(self) -> str | None:
@@ -264,7 +264,7 @@ def cell_value(text: str, column: TableColumn) -> Any:
 
 
 def _number(text: str, column: TableColumn) -> float:
-    """Parse a throughput, or a time such as `145` (column's unit), `2:25` or `2 min` to seconds."""
+    """Parse a throughput, or a time to seconds: `145` (in the column's unit), `2:25` or `2 min`."""
     if re.fullmatch(_NUMBER, text):
         return float(text) * column.seconds
     if column.meaning not in _TIMES:
