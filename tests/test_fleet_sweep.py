@@ -38,6 +38,8 @@ class Machine:
     ahead_s: Mapping[str, float] = field(default_factory=dict)
     busy: str = ""
     """A node on which no job ever starts."""
+    late: str = ""
+    """A node whose job has results only after 40 answers of Slurm, most of them failures."""
     jobs: int = 0
 
     def sweep(self, day: int = 3) -> Path:
@@ -64,6 +66,9 @@ class Machine:
                 where=environment(job_id=str(self.jobs)),
             )
             (place / job.results_name).write_text(results_text(made))
+            if job.node == self.late:
+                (place / job.results_name).rename(self.folder / "late")
+                (self.folder / "place").symlink_to(place / job.results_name)
             return str(self.jobs)
 
         fleet.Sweep(place, record, submit, lambda _: None, 2).run()
@@ -120,6 +125,29 @@ def test_a_node_whose_job_never_starts_is_busy_and_its_job_is_cancelled(
     assert {node.node for node in view.nodes if node.state == "healthy"} == {*NAMES} - {"n07"}
     assert FLEET_FORMATS["text"](view).endswith("\nbusy       n07: idle")
     assert (machine.folder / "queue").read_text() == ""
+
+
+def test_a_job_counts_as_lost_only_if_slurm_does_not_know_it_many_times_in_a_row(
+    machine: Machine,
+) -> None:
+    machine.late = "n07"
+    polls, late = machine.folder / "polls", machine.folder / "late"
+    write_program(
+        machine.folder / "bin" / "scontrol",
+        f"""#!/bin/sh
+if test -e {late}; then
+    echo poll >>{polls}
+    number=$(wc -l <{polls})
+    test $number -lt 40 || mv {late} "$(readlink {machine.folder}/place)"
+    test $((number % 8)) -eq 0 || exit 1
+    test ! -e {late} || {{ echo 'JobId=1 JobState=RUNNING ExitCode=0:0'; exit; }}
+fi
+echo 'JobId=1 JobState=COMPLETED ExitCode=0:0'
+""",
+    )
+    view = view_of_sweep(machine.sweep())
+    assert len(polls.read_text().split()) == 40
+    assert {node.state for node in view.nodes} == {"healthy"}
 
 
 def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Machine) -> None:

@@ -61,10 +61,10 @@ def test_a_port_is_compared_with_its_namesakes_on_other_nodes() -> None:
     alike = [node(f"n{number}", PORT) for number in range(1, 4)]
     assert texts(*alike) == []
     assert texts(*alike, node("n4", SLOW)) == [
-        f"n4 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400: {CHECK}"
+        f"n4 mlx5_0 port 1 runs at 200 Gb/s, others like it at 400: {CHECK}"
     ]
     (two,) = texts(node("n1", PORT), node("n2", replace(PORT, width=1)))
-    assert two.startswith("n2 mlx5_0 port 1 has 1 lanes, its neighbours 4")
+    assert two.startswith("n2 mlx5_0 port 1 has 1 lanes, others like it 4")
     # The port of each node that leads to the storage.
     storage = replace(SLOW, name="mlx5_8 port 1")
     assert texts(*(node(f"n{number}", PORT, storage) for number in range(3))) == []
@@ -76,7 +76,7 @@ def test_a_port_of_a_single_node_is_compared_with_its_likes_there() -> None:
     assert slow.startswith("n1 mlx5_1 port 1 runs at 200 Gb/s")
     assert len(texts(node("n1", *row_of(PORT, SLOW, SLOW)))) == 2
     (narrow,) = texts(node("n1", *row_of(PORT, replace(PORT, pcie_width=8))))
-    assert narrow.startswith("n1 mlx5_1 port 1 is on PCIe x8, its neighbours on x16")
+    assert narrow.startswith("n1 mlx5_1 port 1 is on PCIe x8, others like it on x16")
     other_model = replace(SLOW, name="mlx4_0 port 1", model="15b3:1003")
     assert texts(node("n1", PORT, other_model)) == []
 
@@ -121,7 +121,7 @@ def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(
     answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert answer.returncode == 1, answer.stderr
     assert "port      mlx5_0 port 1 (infiniband): active, 400 Gb/s\n" in answer.stdout
-    assert "mlx5_1 port 1 runs at 200 Gb/s, its neighbours at 400" in answer.stdout
+    assert "mlx5_1 port 1 runs at 200 Gb/s, others like it at 400" in answer.stdout
     assert "ranks run on CPUs of NUMA node 0, far from GPU 1: see how" in answer.stdout
 
 
@@ -168,7 +168,7 @@ def test_the_doctor_finds_the_rank_at_the_wrong_socket_and_the_slow_port(
     # Hosts that share two cores are seldom equally fast.
     found = [each for each in document["findings"] if each["kind"] in ("port", "binding")]
     assert [(each["hosts"], each["text"]) for each in found] == [
-        (["n2"], f"n2 mlx5_0 port 1 runs at 200 Gb/s, its neighbours at 400: {CHECK}"),
+        (["n2"], f"n2 mlx5_0 port 1 runs at 200 Gb/s, others like it at 400: {CHECK}"),
         (
             ["n2"],
             "n2: ranks run on CPUs of NUMA node 1, far from GPU 0: see how the scheduler binds "

@@ -35,7 +35,7 @@ _POLL_S = 2.0
 _PATIENCE_S = 3600.0
 """Seconds that a job may wait for its node; after that time, the node counts as busy."""
 _MOST_UNKNOWN = 15
-"""A job counts as lost if Slurm does not know it in more than this many polls."""
+"""A job counts as lost if Slurm does not know it in more than this many polls in a row."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 """Number of nodes used as controls, and usual number of jobs between two jobs on a control."""
@@ -107,8 +107,9 @@ class Sweep:
             self._keep(replace(self.record, jobs=jobs))
             return
         state = UNKNOWN if job.job is None else SCHEDULERS["slurm"].state_of(job.job)
-        self._unknown[job.results_name] += state.stage == "unknown"
-        if state.stage == "ended" or self._unknown[job.results_name] > _MOST_UNKNOWN:
+        polls = self._unknown[job.results_name] + 1 if state.stage == "unknown" else 0
+        self._unknown[job.results_name] = polls
+        if state.stage == "ended" or polls > _MOST_UNKNOWN:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:

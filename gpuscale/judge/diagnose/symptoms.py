@@ -174,10 +174,10 @@ def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[Device
 _MORE = 2
 """A port counter that grows by this multiple of its largest growth in the baseline is a symptom."""
 _FACTS = {
-    "rate_gbit_s": "runs at {:g} Gb/s, its neighbours at {:g}",
-    "width": "has {} lanes, its neighbours {}",
-    "pcie_gt_s": "is on PCIe at {:g} GT/s, its neighbours at {:g}",
-    "pcie_width": "is on PCIe x{}, its neighbours on x{}",
+    "rate_gbit_s": "runs at {:g} Gb/s, others like it at {:g}",
+    "width": "has {} lanes, others like it {}",
+    "pcie_gt_s": "is on PCIe at {:g} GT/s, others like it at {:g}",
+    "pcie_width": "is on PCIe x{}, others like it on x{}",
 }
 """Fields of a port, each with the message for a value lower than that of comparable ports."""
 _Ports = dict[tuple[str, str], list[Port]]
