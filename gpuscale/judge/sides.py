@@ -110,7 +110,7 @@ class Sides:
     """A baseline and the results that are compared with it."""
 
     baseline: Baseline
-    """Source of tolerances, hardware and name; the runs of the baseline are in `before`."""
+    """The baseline that defines tolerances, hardware and name; its runs are in `before`."""
     published: Mapping[EntryKey, ScalingPoint]
     before: Side
     after: Side
@@ -184,14 +184,14 @@ def _side(
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """Return a baseline unchanged, or make one with this name from results, even from few runs."""
+    """Return a baseline unchanged; turn results into one with this name, however few their runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """Make a temporary baseline from results, even from few runs, to compare other results with."""
+    """Make a temporary baseline for comparisons from results, however few their runs."""
     cluster = results[0].environment.host or UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
@@ -256,7 +256,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the names of differing hardware, current then baseline; None if nothing differs."""
+    """Return the current and the baseline's name of hardware that differs; None if none does."""
     if environment.system != baseline.system:
         return environment.system or environment.hardware_label, baseline.system or baseline.device
     if environment.device != baseline.device:

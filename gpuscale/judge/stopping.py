@@ -47,7 +47,7 @@ class SequentialPlan:
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
         """Return the error rates of each analysis that give a whole session this significance.
 
-        A loss needs a confirming run, so it is reported after at least `fewest_runs + 1` runs.
+        Unless only one analysis is planned, a loss takes at least `fewest_runs + 1` runs to report.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -98,12 +98,12 @@ class SessionVerdict:
 class DecidedVerdict:
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
-    Past analyses are repeated, in the order of the runs in the results, so a resumed session
-    continues at the same point. Analysis k uses the first k valid runs of each row, and the failed
-    runs before them. A row that is settled or confirmed stays so, unless most of its later runs
-    fail. `cases`, `gpus` and `configurations` are those that the session measures; None means all.
-    If the baseline has a row in one of these configurations, that row's entries in other
-    configurations are ignored.
+    Each judgement repeats all analyses, in the order of the runs in the results, so that a resumed
+    session continues at the same point. Analysis k uses the first k valid runs of each row, and the
+    failed runs before them. A row that is settled or confirmed stays so, except that a row that
+    passed needs more runs if most of its runs fail. `cases`, `gpus` and `configurations` are those
+    that the session measures; None means all. If the baseline has runs of a row in one of these
+    configurations, its runs of that row in other configurations are ignored.
     """
 
     baseline: Baseline
@@ -186,10 +186,10 @@ class _Session:
         self._references = References(self._valid)
 
     def assess(self, after: int, until: float) -> list[Judgement]:
-        """Judge the rows by the runs that ended after analysis `after` and up to analysis `until`.
+        """Judge the rows by the runs that analysis `until` includes but analysis `after` does not.
 
-        Runs on numbers of GPUs that the session does not measure are part of every analysis. If no
-        run on 1 GPU ended after analysis `after`, the earlier ones still serve as the reference.
+        Runs on numbers of GPUs that the session does not measure are always included, and so are
+        the runs on 1 GPU (the reference) if none of them is newer than analysis `after`.
         """
         runs = tuple(
             run
@@ -221,7 +221,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Return all rows; those that still need runs are analysed by their first `runs` runs."""
+        """Return all rows; analyse those that still need runs if they have `runs` valid runs."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -240,7 +240,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if the runs since the first suspicion alone show a loss beyond the margin."""
+        """True if runs since the first suspicion show the loss, or only one analysis is planned."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -258,9 +258,9 @@ def _cannot_be_judged(row: MatchedRow) -> bool:
 
 
 def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
-    """Return the row to report, in which unconfirmed losses and premature passes are inconclusive.
+    """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    If `of_all` (all runs) has the same verdict, its numbers are reported, as by `gpuscale compare`.
+    If `of_all`, the judgement by all runs, has the same verdict, its numbers are reported.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

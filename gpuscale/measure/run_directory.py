@@ -184,7 +184,7 @@ def wait_for(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder (default: in $TMPDIR); first remove those of killed processes."""
+    """Provide a temporary folder (default: in $TMPDIR); delete any that killed processes left."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # A shared file system may keep locks per host, so that folders in use on another host look
     # unlocked. Host names contain no underscore.

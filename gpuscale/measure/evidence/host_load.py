@@ -1,6 +1,6 @@
 """Measure the load of this host from processes other than gpuscale's own.
 
-The load average would count the run's own ranks, and work that ended minutes ago.
+The load average is not used: it includes the run's own ranks, and work that ended minutes ago.
 """
 
 import os
@@ -14,19 +14,19 @@ from gpuscale.records import HostLoad
 
 # Columns of a CPU in /proc/stat. Interrupts are left out: most serve the run's own traffic.
 _BUSY_COLUMNS = (0, 1, 2, 7)
-"""Time for users, for niced processes, for the system, and stolen by other virtual machines."""
+"""Columns of /proc/stat: user, niced and system time, and time stolen by other virtual machines."""
 _ALL_COLUMNS = range(8)
 _OWN_COLUMNS = slice(11, 15)
-"""Time of a process and of its ended children in /proc/PID/stat, after the process name."""
+"""Columns of /proc/PID/stat after the process name: CPU time of the process and ended children."""
 _FEWEST_OWN_CORES = 0.05
 _SHORTEST_S = 0.1
 
 
 class LoadMeter:
-    """Measures the CPU time of all processes outside a family, from the meter's creation on.
+    """Measures the CPU time of all processes outside a family, since the meter was created.
 
-    The family is a process, by default this one, and its descendants, including ended ones. Only
-    those CPUs count on which the family may run.
+    The family is one process (by default this one) and its descendants, including those that have
+    ended. CPUs on which the family may not run are ignored.
     """
 
     def __init__(self, family: int | None = None, root: Path = Path("/")) -> None:
@@ -42,8 +42,8 @@ class LoadMeter:
     ) -> HostLoad:
         """Return the load since the meter's creation, with the number of processes on the GPUs.
 
-        With `may_run_elsewhere`, the CPU time of others is unknown if the family used almost none:
-        a daemon then started the processes that do its work, as for `srun` and `docker run`.
+        With `may_run_elsewhere`, the load is unknown if the family used almost no CPU time: a
+        daemon then started the processes that do the work, as with `srun` and `docker run`.
         """
         now = self._ticks(self._members())
         elapsed, busy, own = (

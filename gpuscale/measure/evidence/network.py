@@ -68,8 +68,8 @@ _PLACES: Mapping[str, PortKind] = {
 """Patterns of folders below `/sys/class` that describe a port, each with the kind of port."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
-"""Each port with its counters, keyed by name and PCI address, since another adapter may take over a
-name after a hotplug. Instead of a value, an unreadable counter has the reason."""
+"""Ports and their counters, keyed by name and PCI address: another adapter may take over a name
+after a hotplug. For a counter that cannot be read, the reason takes the place of the value."""
 _GONE = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port vanished during the run")
 _NEW = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port appeared during the run")
 
@@ -219,8 +219,8 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
     """Return the properties of connections in a host's NCCL logs, or the reason why none was found.
 
-    The reason is None if there are no logs. The logs are deleted. Other hosts may write to the same
-    folder, for example if hosts have no disks.
+    The reason is also None if there are no logs. The host's logs are deleted; those of other hosts,
+    which share the folder if, for example, they have no disks, are ignored.
     """
     texts = []
     try:

@@ -1,7 +1,7 @@
 """Collect the evidence of a node: its settings, the load from other processes, and its network.
 
 Nothing in this folder imports torch or touches CUDA, since the keeper forks ranks that do. Paths
-below `/proc` and `/sys` are relative to a `root`, which tests replace by a tree of files.
+below `/proc` and `/sys` are relative to a `root`, for which tests use a tree of files.
 """
 
 import os
@@ -130,7 +130,8 @@ class NodeWatch:
         """Start watching a run; return environment variables to set for the run's ranks.
 
         `addresses` maps the UUIDs of the GPUs to sample to their PCI addresses. `is_everywhere` is
-        True if processes on all nodes get the variables that this node returns.
+        True if ranks on all nodes get the variables returned on one node, and `is_command` if the
+        run measures a user's command.
         """
         began_s = time.monotonic()
         self._is_command = is_command

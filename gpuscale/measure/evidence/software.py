@@ -93,7 +93,7 @@ class KnownLibrary(NamedTuple):
     version: Callable[[ctypes.CDLL], str] | None = None
     """Function that queries the loaded library's version; None if the library has no such query."""
     parts: str = ""
-    """Part of the paths of files that the library loads at its first use; empty if there are none.
+    """Text in the paths of the files that the library loads at its first use; empty if none.
     The version is queried only after that use, because the query would also load the files."""
 
 
@@ -211,7 +211,8 @@ def software_of(
 ) -> ProcessSoftware:
     """Return the libraries that processes have loaded, and the Python packages of one process.
 
-    If packages cannot be read, `software.packages_absent` of the result gives the reason.
+    The packages are those of the process that has loaded the most libraries of packages; if they
+    cannot be read, `software.packages_absent` of the result gives the reason.
     """
     files: dict[int, list[str]] = {}
     absent: str | None = "no process of the command was left"

@@ -116,7 +116,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the figures of a process, preferring one that did not fail; None if there are none."""
+    """Return the figures of one process, if possible of one that did not fail; None if absent."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)

@@ -17,7 +17,7 @@ _ENDED = 128 + signal.SIGTERM
 """Exit code of a command's watcher that was ended by SIGTERM."""
 _PACKAGE = re.escape(str(Path(__file__).parents[2]))
 _OUTER_FRAMES = re.compile(rf'^( +File "{_PACKAGE}/.*)(\n +File "{_PACKAGE}/.*)+', re.MULTILINE)
-"""Frames of gpuscale that call each other; the first is the innermost."""
+"""Consecutive stack frames of gpuscale, innermost first; only the innermost is shown."""
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
@@ -146,8 +146,8 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 def _unreported(request: RunRequest, directory: RunDirectory, exited: Collection[int]) -> list[int]:
     """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
-    If possible, only ranks on hosts without any known exit code are returned: on other hosts the
-    scheduler may have ended the keepers because of the failure elsewhere.
+    Ranks on a host with a known exit code are left out if others remain: the scheduler may have
+    ended the keeper on that host because of a failure on another host.
     """
     hosts = directory.host_of_ranks()
     unreported = [rank for rank in hosts if rank not in exited]
@@ -174,7 +174,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the first process's rank, None if it is no rank, and a phrase for all processes."""
+    """Return the first process's rank (None if it is not a rank) and a phrase for all of them."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

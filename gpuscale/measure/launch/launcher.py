@@ -29,9 +29,9 @@ _DESCRIBE_S = 180.0
 class Launcher:
     """Starts the ranks of each run on as few nodes as possible, one run at a time.
 
-    The folder of a run across nodes lies next to the results, because all nodes must see it. Across
-    nodes the ranks of a user's command are always new tasks, because they may need the environment
-    of Slurm or MPI. A command that starts such tasks by itself inherits this session's environment.
+    Across nodes, the folder of a run lies next to the results, because all nodes must see it, and
+    the ranks of a user's command are always new tasks, because they may need the environment that
+    Slurm or MPI sets. A command that starts its own ranks inherits this session's environment.
 
     Args:
         name: One of `LAUNCHERS`.
@@ -164,7 +164,7 @@ class Launcher:
         )
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if ranks must be new tasks: forks would lack the site's binding to CPUs."""
+        """Return True if ranks must be new tasks, as for a command or the site's CPU binding."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 

@@ -46,7 +46,7 @@ class OpenMpi(ProcessStarter):
     passes_input = False
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts of the job, as named by the scheduler; raise UsageError if unknown."""
+        """Return the job's hosts; raise UsageError if they are unknown or `mpirun` is missing."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = nodes_of_job(os.environ)
@@ -59,7 +59,7 @@ class OpenMpi(ProcessStarter):
         return found
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """Return the `mpirun` command line that starts the ranks, successive ranks on one host.
+        """Return the `mpirun` command line that starts the ranks, host by host.
 
         Processes may use all cores unless the site binds them; schedulers/slurm.py explains why.
         """

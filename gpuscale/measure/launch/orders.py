@@ -215,10 +215,10 @@ class Keepers:
         """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
         Args:
-            job: A job for `do_in_rank`.
+            job: A job for `do_in_rank`. In the job `describe`, a failure does not end other ranks.
             directory: The folder of the run.
             assignment: The ranks of each keeper.
-            timeout_s: Seconds after which the ranks write their stack traces and are ended.
+            timeout_s: Seconds after which ranks are ended; in job `rank`, they dump stacks first.
             details: Further fields of the order that the keepers get.
         """
         ranks = {rank for pairs in assignment.values() for rank, _ in pairs}

@@ -107,7 +107,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Return the placement of a run's processes, each with a share of its node's cores."""
+    """Return the hosts of a run's processes, and how many cores each gets unless they share all."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process

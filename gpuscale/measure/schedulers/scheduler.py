@@ -118,7 +118,7 @@ class Scheduler(ABC):
         """Return a job's state from outputs of `state_commands` so far ('' if a command failed)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for placeholders in `options`, except `gpus` and fields of the demand."""
+        """Return values for placeholders that only this scheduler has; `gpus` is its GPU option."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:

@@ -218,7 +218,7 @@ class QueuedJob(NamedTuple):
 
 
 def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
-    """Return the nodes of a partition (None: of all); None if Slurm does not answer."""
+    """Return the nodes of one or (with None) all partitions; None if Slurm does not answer."""
     only = [] if partition is None else [f"--partition={partition}"]
     # The reason comes last, since it may contain any character.
     answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])

@@ -41,8 +41,8 @@ _REASONS = {
     "vr_thermal": (0x33C0_0000_0000, "vr_thm_residency_acc"),
     "hbm_thermal": (0x0004_0000_0000, "hbm_thm_residency_acc"),
 }
-"""For each reason for reduced clocks: the bits that report it before MI300, in the order of the
-kernel's `SMU_THROTTLER_*_BIT`, and the time counter from MI300 on; None if there is none."""
+"""How GPUs report each reason for reduced clocks: bits, in the order of the kernel's
+`SMU_THROTTLER_*_BIT`, before MI300, and a time counter (None if there is none) from MI300 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield the index that AMD SMI assigns to each GPU, and the device; none is ever absent."""
+    """Yield AMD SMI's index of each GPU, with the device, which is never a DeviceAbsentError."""
     return enumerate(map(AmdDevice, _gpus()))
 
 
@@ -201,7 +201,7 @@ class AmdDevice(Device):
         return _answer(query, self._gpu.handle)
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        """Return the reasons for reduced clocks since the last call or, before MI300, right now."""
+        """Return the reasons for reduced clocks now or, from MI300 on, since the last call."""
         table = _metrics(self._gpu)
         counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
         now = [int(getattr(table, name, _NOT_COUNTED)) for name in counted.values()]

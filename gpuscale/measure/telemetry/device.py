@@ -49,7 +49,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
-        """Prepare to read counters: with the functions in `own`, by `Field.moment`, or queries."""
+        """Prepare to read counters; functions in `own` (by `Field.moment`) supplement queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None
@@ -119,7 +119,7 @@ class Forms:
         self._forms = [*forms]
 
     def __call__(self) -> Any:
-        """Return the result of the newest form; raise NotSupportedError if the driver has none."""
+        """Return the result of the newest form offered; raise NotSupportedError if none is."""
         while len(self._forms) > 1:
             try:
                 return self._forms[0]()

@@ -57,7 +57,7 @@ class ExaminedGpu:
 
     @property
     def is_busy(self) -> bool:
-        """True if the driver does not report an idle GPU and its utilization is at least half."""
+        """True if utilization is at least 50 % and the driver does not report the GPU as idle."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION

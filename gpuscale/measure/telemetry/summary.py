@@ -104,7 +104,7 @@ class _Seen:
         return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings that count for a counter (see `Field.when`), given the windows."""
+        """Return the readings to summarise for a counter (see `Field.when`), given the windows."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"

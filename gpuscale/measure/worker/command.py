@@ -42,7 +42,7 @@ _FIRST_SOFTWARE_S = 1.0
 
 
 def main(folder: str) -> None:
-    """Run the command requested in a run's folder, and write its windows or failure there."""
+    """Run the command requested in a run's folder; write its windows, figures or failure there."""
     signal_at_parent_death(signal.SIGTERM)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -80,7 +80,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Phrase for messages, such as ` on n2`; empty if ranks may be on any host."""
+        """Part of messages such as ` on n2`; empty in local runs or if ranks may be on any host."""
         is_known = self.is_across and not self.covers_all_nodes
         return f" on {socket.gethostname()}" if is_known else ""
 

@@ -114,7 +114,7 @@ def main(directory: str, stacks: str) -> None:
 
 
 def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
-    """Return a request's training, and the Unix time when this rank joined the process group."""
+    """Return a request's `Training`, and the Unix time when this rank joined the process group."""
     if cpus := request.cpus_of(int(os.environ.get("LOCAL_RANK", "0"))):
         os.sched_setaffinity(0, cpus)
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
