@@ -36,12 +36,12 @@ class EfficiencyBudget:
     parts: Mapping[str, float]
     """Measured parts by name, as fractions of T(n).
 
-    In `PARTS`, communication is the exposed communication, minus the time that a single rank needs
-    to handle its gradients; data is the time spent waiting for and copying batches, minus the same
-    time in an ideal step. In `PIPELINE_PARTS`, micro-batching is the cost of dividing a batch into
-    micro-batches, as measured on one GPU; bubble is the wait of the slowest stage; imbalance is how
-    much longer the slowest stage takes than the mean; data is as above, averaged over the stages;
-    optimizer is the additional optimizer time."""
+    `communication` is the exposed communication, minus the time that a single rank needs to handle
+    its gradients. `data` is the time spent waiting for and copying batches beyond that of an ideal
+    step; in a pipeline, the mean over the stages. `skew` is the lag of the slowest rank. A pipeline
+    has, besides `data`: `micro-batching`, the cost of dividing a batch, as measured on one GPU;
+    `bubble`, the wait of the slowest stage; `imbalance`, how much longer the slowest stage takes
+    than the mean stage; and `optimizer`, the optimizer time beyond that of an ideal step."""
     rest: float
     """Lost efficiency that the measured parts do not account for."""
 
@@ -190,7 +190,7 @@ def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
 
 
 def _data_s(run: Run) -> float | None:
-    """Return how long the median rank waits for and copies data, in s per step; None if unknown."""
+    """Return the median rank's wait for data plus copy time, in s per step; None if unknown."""
     paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
     if not paced:
         return None
@@ -230,13 +230,13 @@ class TypicalStep:
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """Return the average step of each point with measured phases, in the order of `grouped`."""
+    """Return the average step of each point with measured phases, by configuration, then GPUs."""
     found = {point: _step(valid) for point, valid in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 
 def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """Return the average step of the middle third of windows, by step time; None without phases."""
+    """Average the middle third of the windows, ranked by step time; return None without phases."""
     # Time and phases of the average step in each window.
     described = [
         (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))

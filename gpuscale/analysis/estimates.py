@@ -35,7 +35,7 @@ _ODD_FAR, _ODD_RANGES = 0.1, 3.0
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
-"""Logarithm of the largest quantile that `_tail` tries; the square of the quantile is finite."""
+"""Logarithm of the largest t quantile that is tried; its square must not overflow."""
 _MOST_STEPS = 60
 _EXACT = 1e-6
 
@@ -83,10 +83,10 @@ class Difference:
         """Return the half width of the interval for a one-sided `probability` of at least 0.5.
 
         Each standard error is multiplied by its own quantile of Student's t, and the squares of the
-        products are added (Howe 1974). Welch-Satterthwaite degrees of freedom would be dominated by
-        the largest term, which is a declared deviation (with infinite degrees of freedom) if a few
-        runs happen to agree. In simulations with 5% deviation, 2 runs were then called slower than
-        2 equally fast runs in 1.2% of cases.
+        products are added (Howe 1974). With Welch-Satterthwaite degrees of freedom, 2 runs were
+        called slower than 2 equally fast runs in 1.2% of simulations with 5% deviation: if a few
+        runs happen to agree, the largest term is a declared deviation, whose degrees of freedom are
+        infinite.
         """
         if self.parts is None:
             return None
@@ -107,8 +107,8 @@ class Difference:
     def p_below_zero(self) -> float | None:
         """Return the one-sided p-value of the test for a true value below 0.
 
-        Small values are evidence for it; those above `RELEVANT` are approximate. None if the error
-        is unknown.
+        A small p-value is evidence that the true value is below 0; values above `RELEVANT` are
+        approximate. None if the error is unknown.
         """
         if self.parts is None:
             return None
@@ -183,7 +183,7 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference whose terms `welch_term` sums; the error is unknown if one is None."""
+    """Return a difference with one variance term, the sum of `terms`; unknown if any is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
@@ -250,7 +250,7 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
 
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:
-    """Return the values without the outliers that `far_apart` finds."""
+    """Return the values without outliers; all of them if they are few or the outliers are many."""
     far = far_apart(values)
     return [value for i, value in enumerate(values) if i not in far] if far else values
 

@@ -19,8 +19,8 @@ _NEAR, _OF_VISITS = (12, 40), 6
 """Total weight of the nearby visits from which a level is computed: the number of all visits
 divided by `_OF_VISITS`, but within the range `_NEAR`."""
 _ONE_SIDED, _RISE_ERRORS = 0.25, 3.0
-"""Thresholds for extrapolating a level: distance from the mean time of the visits, relative to the
-time between their earlier and later halves; rise between these halves, in standard errors."""
+"""A level is extrapolated only if it is further from the mean time of the visits than `_ONE_SIDED`
+times the time between their two halves, which must differ by `_RISE_ERRORS` standard errors."""
 _ROUNDS = 10
 
 
@@ -87,7 +87,7 @@ def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> 
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
     """Estimate the level of a series at the time `at_s`; the values must be in chronological order.
 
-    This is the trimmed mean, plus the trend up to `at_s` if the series' halves clearly differ.
+    This is the trimmed mean, plus the trend if `at_s` is off-centre and the two halves differ.
     """
     level, half = _trimmed_mean(values), len(values) // 2
     if half > 1 and times_s[0] < times_s[-1]:

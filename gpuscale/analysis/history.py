@@ -68,7 +68,7 @@ class LostLevel:
     since: int
     """Onset of the first of the combined changes, as the index of a night."""
     onset: int
-    """Index of the night on which the loss began; for several changes, of the last change."""
+    """Onset of the last of the combined changes, as the index of a night."""
     is_new: bool
     """True if the loss became apparent only on the latest night."""
     before: Scaling
@@ -119,7 +119,7 @@ class RowHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Changes of rows in one direction on one night, and of the environment before that night."""
+    """Changes of rows on one night, all gains or all losses, with changes in the environment."""
 
     night: int
     changes: tuple[RowChange, ...]
@@ -250,9 +250,9 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the nights with which to compare a row's night: at most 15 before it, on one level.
+    """Return the nights to compare `night` with: up to 15 before it, since the row's last step.
 
-    The last of them are omitted if they may already be slower. A drift starts no new level.
+    The latest ones are omitted if they may already be slower. A drift does not count as a step.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)

@@ -33,8 +33,8 @@ FEWEST_NIGHTS = 4
 """Minimum number of nights on a level before a change from it can be detected."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_ALARMS = 0.002
-"""Tail probability of the test of two nights; it is divided by the number of nights before them, so
-that a long series adds few false alarms."""
+"""One-sided significance level of testing two nights for a step. It is divided by the number of
+nights before them, so that a long series adds few false alarms."""
 _FAR = 5 / 3
 """Factor by which a change of level must be larger if the two nights that show it disagree: one of
 them may be an outlier."""
@@ -43,8 +43,8 @@ _FEW_NIGHTS = 9
 a change among few nights would hide in their deviation."""
 _FEW_DEVIATIONS = 2.42
 _OF_FEW_NIGHTS = 6.5
-"""Coefficient of the smallest change of level that is accepted among few nights. In standard
-deviations, this change is `_FEW_DEVIATIONS` * (1 + coefficient / nights)."""
+"""After few nights, a step must be larger than `_FEW_DEVIATIONS` * (1 + `_OF_FEW_NIGHTS` / nights)
+standard deviations."""
 _FEWEST_LASTING = 3
 """Minimum number of nights on a new level for the t test."""
 _LASTING_CONFIDENCE = 1 - 1e-5
@@ -146,8 +146,8 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 def step_size(before: Sequence[float]) -> float:
     """Return how far the mean of two nights must depart from the earlier level to count as a step.
 
-    Few earlier nights are judged by the median difference between them: outliers hardly affect it,
-    but it varies as much as the standard deviation of a third as many nights.
+    With few earlier nights, scatter is the median difference between them, which resists outliers
+    but is only as precise as the standard deviation of a third as many nights.
     """
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:

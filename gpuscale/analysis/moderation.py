@@ -240,7 +240,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 
 
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
-    """Return the prior, lowered to an upper bound on the variance of the row's own samples.
+    """Return the prior, limited to an upper confidence bound on the row's own variance.
 
     This protects a row with enough runs from the noise of other rows. Identical values set no
     bound, since they may have been rounded.
@@ -268,10 +268,10 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
 
     Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
     priors come from nearly the same runs, so they count as one contribution. Counted as
-    independent, they would add degrees of freedom that were not measured: in simulations, 2 runs
-    then differed from 2 other runs of the same entry at p < 0.01 in 2.3% of cases.
+    independent, they would add degrees of freedom that were not measured: in simulations, this
+    made 2 runs differ from 2 other runs of the same entry at p < 0.01 in 2.3% of cases.
 
-    A prior that raises the variance does not lower `df`, or noise of other rows would count twice.
+    `df` is at least as large as without priors: noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

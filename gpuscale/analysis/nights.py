@@ -24,7 +24,7 @@ FEWEST_VISITS = 3
 _NEAR = 7
 """Maximum number of nights without the node, before and after a night, to compare it with."""
 _FEWEST_NEAR = 2
-"""Number of nights without the node that must lie on either side of its slow nights."""
+"""Minimum number of nights without the node, on one side of a night, to compare it with."""
 _EACH, _EACH_DEVIATIONS = 0.01, 1.5
 """Minimum slowdown of each slow night: as a fraction, and in standard deviations of nights."""
 _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
@@ -139,7 +139,7 @@ def date_texts(moments: Sequence[datetime]) -> list[str]:
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
-    """Return the machine of all nights; raise UsageError for no night or for several machines."""
+    """Return the machine's name; raise UsageError if there are no nights or several machines."""
     machines: dict[str, str] = {}
     for night in nights:
         machine = night.environment
@@ -170,8 +170,8 @@ class NodeEffect:
     node: str
     nights: tuple[int, ...]
     slow: tuple[int, ...]
-    """Indices of nights on which the node, not the whole machine, was slow: 3 or more in a row of
-    those that measured the node."""
+    """Indices of nights on which the node, not the whole machine, was slow. Fewer than 3 successive
+    nights on the node do not count."""
     speed: Estimate | None
     """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
     without it; None if too few nights can be compared."""
@@ -249,10 +249,10 @@ def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | No
 def _slow_nights(
     apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
 ) -> Iterator[int]:
-    """Yield the nights of each long series of slow visits to a node.
+    """Yield the nights of each series of at least 3 slow nights on a node.
 
-    `nights` are all nights on the node. If too few others follow the first visit of a series or
-    precede its last, a change of the whole machine may be the cause, and the series is left out.
+    `nights` are the nights on the node, out of `count`. A series is left out if too few nights
+    without the node follow its first or precede its last night: the whole machine may have changed.
     """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):

@@ -165,11 +165,11 @@ def benjamini_hochberg(
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """Return the one-sided significance level of each analysis, after `first` to `last` runs.
+    """Return the one-sided significance level for analyses after each of runs `first` to `last`.
 
     `overall` is the probability that any analysis rejects a true null hypothesis (Pocock 1977).
-    The analyses share data, so each may use more than an equal part of `overall`. They are assumed
-    to share only runs: sharing more (the baseline, the nodes) lowers the overall error.
+    The analyses share runs, so each may use more than an equal part of `overall`. If they share
+    more than runs, such as the baseline or nodes, that probability is lower than `overall`.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall

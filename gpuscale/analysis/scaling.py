@@ -213,7 +213,7 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
 
 
 def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
-    """Return each published figure as a scaling point, with its speedup if one is comparable."""
+    """Return each published figure as a scaling point, with its speedup over 1 GPU if known."""
     figures = {figure.key: figure for figure in baseline.published}
     return {
         key: _published_point(figure, figures.get(key._replace(gpus=1)), baseline.hardware.device)
@@ -268,13 +268,13 @@ def _published_speedup(figure: PublishedFigure, one: PublishedFigure | None) -> 
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note that the training of users' commands is unverified; None if none ran."""
+    """Return a note that the training of users' commands is unverified; None without commands."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """Return a note on an efficiency above 1.1, which is a unit error or noise; else None."""
+    """Return a note if an efficiency is above 1.1, a sign of a unit error or noise; else None."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
     is_noise = efficiency.low is not None and efficiency.low <= 1

@@ -1,4 +1,4 @@
-"""Check whether the windows of a run, and the runs of a row, all show the same step time.
+"""Check whether the windows of a run all show the same step time.
 
 If windows drift, jump or alternate between two levels, their median is meaningless, unless most
 windows are on the faster level. Three shapes are fitted to the logarithms of the window times: a
@@ -116,8 +116,8 @@ def _levels(
 ) -> Iterator[_Shape]:
     """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    A level has at least 1/`parts` of the windows. Yield nothing if too few of them are nearer to it
-    than to the other level: such a group mixes outliers with windows of the other level.
+    Each level needs at least 1/`parts` of the windows nearer to it than to the other. Otherwise,
+    yield nothing, since one of them mixes outliers with windows of the other level.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

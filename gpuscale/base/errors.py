@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `gpuscale` (docs/reading.md); only nightly runs return the last two."""
+    """Exit codes of `gpuscale` (docs/reading.md); only sweeps and nightly runs return 5 or 6."""
 
     OK = 0
     REGRESSED = 1
@@ -96,7 +96,7 @@ class CaseError(GpuscaleError):
 
 
 class InvalidTrainingError(CaseError):
-    """Raised if ranks did not train the same model, which makes the speedup meaningless."""
+    """Raised if training diverged or differed between ranks, so that a speedup is meaningless."""
 
 
 class MachineError(GpuscaleError):

@@ -38,7 +38,7 @@ NO_SCHEDULER = re.compile(
     r"|LIM is down|Connection refused",
     re.IGNORECASE,
 )
-"""Pattern for errors of Slurm, PBS, Grid Engine and LSF on a host that reaches no controller."""
+"""Pattern for errors of Slurm, PBS, Grid Engine and LSF if a host cannot reach the scheduler."""
 
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")

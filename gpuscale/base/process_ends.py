@@ -76,7 +76,7 @@ def living_descendants() -> set[int]:
 
 
 def processes_with(variable: str) -> set[int]:
-    """Return the IDs of other processes whose initial environment contains `NAME=value`."""
+    """Return the IDs of other processes that were started with `variable` (`NAME=value`)."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
         # The process may have ended, or belong to another user.

@@ -20,7 +20,7 @@ class Demands:
     ranks_agree: bool
     """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
-    """Communication that is part of every step; None if a step can go without synchronisation."""
+    """Communication that is part of every step; None if steps can run without synchronisation."""
     paused: str = "communication"
     """Communication that is skipped in steps without synchronisation."""
     not_on_cpu: str | None = None

@@ -179,7 +179,7 @@ def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def no_such(word: str, known: Iterable[str], kind: str = "") -> str:
-    """Return `there is no 'jsn' (did you mean 'json'?); choose from csv, json`."""
+    """Return text such as `there is no 'jsn' (did you mean 'json'?); choose from csv, json`."""
     named = f"{kind} '{visible(word)}'".strip()
     return f"there is no {named}{suggestion(word, known)}; choose from {', '.join(known)}"
 

@@ -125,7 +125,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
     measure: Measured = Measured()
     judge: Judged = Judged()
     name: str = ""
-    """File name without extension, used to name jobs and folders; not allowed in the file."""
+    """File name without extension, used to name jobs and folders; the file must not set it."""
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:

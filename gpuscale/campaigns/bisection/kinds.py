@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """One kind of difference, such as packages; makes environments with some of the changes."""
+    """The changes of one kind, such as packages; subclasses make environments with some of them."""
 
     noun: ClassVar[str]
     """Name of one change in messages: `package`."""

@@ -127,7 +127,7 @@ class Packages(Kind):
         self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
 
     def _installable(self, *pair: str | None) -> Pair:
-        """Return a package's requirements; one that cannot be installed becomes like the other."""
+        """Return a package's requirements; one that uv cannot install is replaced by the other."""
         probe = self._folder / "probe"
         usable: list[str | None] = []
         for line in dict.fromkeys(pair):

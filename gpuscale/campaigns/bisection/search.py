@@ -1,7 +1,7 @@
 """Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: an environment with only the first half of the changes is compared with those without and
-with all of them, which judges both halves. This finds several independent culprits at once.
+Halving: an environment with only the first half of the changes is compared with one without any and
+one with all changes, which judges both halves. This finds several independent culprits at once.
 Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
 for changes that act only in combination. If undoing the culprits does not undo the loss, search
 again without the culprits, for changes that they hide. Culprits that are not needed are dropped.
@@ -159,9 +159,9 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Add culprits that act only together with those found, or that those found hide.
+        """Search for culprits that act only together with those in `found`, or are hidden by them.
 
-        `_suspects` keeps all culprits. Return the results of two trials: with only the culprits
+        Store all culprits in `_suspects`. Return the results of two trials: with only the culprits
         applied, and with all other changes applied; None for a trial that cannot be measured.
         """
         for _ in range(_EXTENSIONS):
@@ -236,7 +236,7 @@ def most_runs(trials: int, plan: SequentialPlan) -> int:
 
 
 def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:
-    """True if a half may contain a culprit: slower, or undecided but slower by more than `like`."""
+    """True if a half may contain a culprit: slower, or undecided with a loss over `limits.like`."""
     is_open = step.answer is TrialAnswer.OPEN and step.loss > limits.like
     return step.answer is TrialAnswer.SLOWER or is_open
 

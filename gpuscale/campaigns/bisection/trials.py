@@ -197,12 +197,12 @@ class TrialRunner:
 
 @dataclass(slots=True)
 class AlternatingTrials:
-    """Compares environments by runs in turn; a sequential test decides when a trial ends."""
+    """Compares environments by running them in turn until a sequential test ends the trial."""
 
     make_run: MakeRun
     plan: SequentialPlan
     broken: set[Applied] = field(default_factory=set)
-    """Environments in which every attempt at a run failed."""
+    """Environments that are not tried again, since `_ATTEMPTS` successive runs failed."""
     _squares: float = 0.0
     _df: int = 0
     """Degrees of freedom of `_squares`, the residual sum of squares of all trials so far."""
@@ -268,7 +268,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares (rounds × environments), and its degrees of freedom."""
+    """Return the sum of squares that round and environment means leave unexplained, and its df."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(
