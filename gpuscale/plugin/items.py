@@ -1,4 +1,4 @@
-"""pytest items: one for each strategy, number of GPUs, batch and run of a marked test's case.
+"""pytest items: one per combination of strategy, GPU count, batch size and run of a marked test.
 
 The session of `gpuscale run` collects this file: its only test measures the command.
 """
@@ -64,7 +64,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with a plan for each run; only run 1 if a row cannot be measured."""
+    """Parametrise a test with one plan per run, or only with run 1 if a row cannot be measured."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -89,7 +89,7 @@ def parametrize(
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return the plan of an item; None if its test uses no `scaling`, or cannot be measured."""
+    """Return an item's plan; None without `scaling`, or if its case has no chosen strategy."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
@@ -100,7 +100,7 @@ def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set the clocks and timeouts of planned items; sort by run number to cancel slow drifts."""
+    """Set the timers and timeouts of planned items; sort by run number to cancel slow drifts."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)

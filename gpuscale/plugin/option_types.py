@@ -73,7 +73,7 @@ class Option:
     owner: str = ""
     """Package of a pytest plugin with the same option; if installed, that option is used."""
     in_training: bool = False
-    """True if the option changes how gpuscale trains a case, so that commands cannot have it."""
+    """True if the option changes how gpuscale trains a case, so it does not apply to commands."""
 
     @property
     def dest(self) -> str:
@@ -94,7 +94,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """Parse a text, list of texts or True (switch) from argparse; raise UsageError if wrong."""
+        """Parse a string, a list of strings or True (switch); raise UsageError if it is invalid."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         if not self.metavar:
@@ -106,7 +106,7 @@ class Option:
 
 
 def words_for_pytest(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
-    """Return the words that give pytest these options, with the values that argparse collected."""
+    """Return pytest arguments for these options, with the values that argparse collected."""
     values = ((option.flag, given[option.dest]) for option in options)
     return [flag if value is True else f"{flag}={value}" for flag, value in values if value]
 

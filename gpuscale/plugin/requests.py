@@ -29,7 +29,7 @@ from gpuscale.workload.injections import parse_injection
 
 
 def validate_precision(options: MeasureOptions, environment: Environment) -> None:
-    """Raise a UsageError for a precision that CPUs do not support."""
+    """Raise a UsageError if the ranks run on CPUs and the precision exists only on GPUs."""
     if options.precision == "tf32" and environment.device == "cpu":
         raise UsageError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
 

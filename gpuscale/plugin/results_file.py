@@ -62,7 +62,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Add a digest of each script that the commands name to the environment."""
+        """Record in the environment a digest of each script that the commands name."""
         named = {(each.command.folder, each.command.words) for each in requests if each.command}
         scripts = dict[str, str]()
         for folder, word in ((folder, word) for folder, words in named for word in words):
@@ -165,7 +165,7 @@ def validate_environment(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if all runs executed commands, whose interpreter the header describes; False if none."""
+    """True if runs exist and all executed commands; the header then describes their interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

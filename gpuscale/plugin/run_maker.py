@@ -38,7 +38,7 @@ _OF_THE_CASE = ("raised", "unread")
 
 
 def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
-    """Return the rule that decides when a row has enough runs; None to make all of `--runs`."""
+    """Return the rule that decides when a row has enough runs; None if all runs are required."""
     fewest, most = options.bounds_of_runs
     if options.baseline is None or fewest is None:
         return None
@@ -157,7 +157,7 @@ class RunMaker:
         return f", {format_seconds(runs * statistics.fmean(walls_s))} left"
 
     def make(self, request: RunRequest) -> Run:
-        """Execute a run, and record it with its telemetry; end the session if that is impossible.
+        """Execute and record a run; end the session if it is interrupted or cannot be recorded.
 
         If a command prints several metrics, record a run for each, and return the first run.
         """
@@ -200,9 +200,9 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run after which further runs of this row would probably fail; None if none.
 
-    It is the last of two runs of the row (or of the case and strategy on any number of GPUs) that
-    raised an exception or printed too few lines, if no such run succeeded. Runs that ran out of
-    memory or whose ranks were killed never count.
+    At least two runs must have raised an exception or printed too few lines, and no run may have
+    succeeded, either in this row or for its case and strategy on any number of GPUs. The last such
+    failure is returned. Runs that ran out of memory or whose ranks were killed do not count.
     """
     # A command that prints several metrics makes runs of several rows, none of which is the plan's.
     same_case = [run for run in runs if run.key.case == key.case]

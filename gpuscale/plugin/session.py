@@ -68,13 +68,13 @@ class _MeasuringSession:
     _maker: RunMaker
     _is_command: bool
     _load: HostLoad
-    """Load while the machine was examined."""
+    """Load on the host while gpuscale examined it, before the runs."""
     _words: dict[str, str] = field(default_factory=dict)
     _skips: Counter[str] = field(default_factory=Counter)
     _failed_tests: set[str] = field(default_factory=set)
     _failed_runs: set[str] = field(default_factory=set)
     _first_failures: dict[str, str] = field(default_factory=dict)
-    """Name of the first item that failed with each normalised message."""
+    """Name of the first item that failed with a message, keyed by the normalised message."""
     _has_items: bool = False
     _anything_passed: bool = False
     _interrupted: bool = False

@@ -64,7 +64,7 @@ def header_lines(
 ) -> Iterator[str]:
     """Yield lines about the machine, and warnings that apply to all measurements on it.
 
-    `load` is the load while the machine was examined.
+    `load` is the load on the host while gpuscale examined it, before the runs.
     """
     if options.injections:
         yield injection_warning(options.injections)
@@ -162,8 +162,8 @@ def status_of_verdict(
 ) -> int:
     """Return the session's exit code, from its verdict and pytest's own code `given`.
 
-    `given` stays if a test failed for another reason than its run. A pass with failed runs becomes
-    INCONCLUSIVE.
+    Return `given` if pytest stopped early, or if a test failed other than by a failed run. If any
+    run failed, a verdict of OK becomes INCONCLUSIVE.
     """
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
@@ -177,9 +177,9 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
-    """Return pytest's exit code, or a failure if it is 0 although no run is valid.
+    """Return pytest's exit code `given`, or a failure if it is 0 but no run is valid.
 
-    `needless` says that no run was needed, so that 0 is right without any.
+    `needless` is True if no run was needed; then 0 is right if there are no runs.
     """
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
@@ -189,7 +189,7 @@ def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -
 
 
 _SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")
-"""Options of pytest-benchmark (without `--benchmark-`) with which users ask for its tables."""
+"""Options of pytest-benchmark, without the prefix `--benchmark-`, that request its tables."""
 
 
 _Group = tuple[str | None, list[dict[str, Any]]]

@@ -212,7 +212,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def cost(self, global_batch: int) -> float | None:
-        """Return seconds per step or metric cost (lower is better); None if only times exist."""
+        """Seconds per step, or the metric's cost (lower is better); None if only times exist."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

@@ -42,7 +42,7 @@ class NodeVisit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(StrEnum):
-    """The verdict on a node."""
+    """The possible verdicts on a node; `NodeVerdict` adds the evidence."""
 
     SICK = "sick"
     UNCLEAR = "unclear"
@@ -111,7 +111,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     taken_back: Estimate | None = None
     """Speed of the bad environment without the culprits, relative to the good one.
 
-    For commits, this is the largest loss that the other commits of the range cause.
+    For commits, this is the change over the stretch of other commits that loses the most speed.
     """
     trials: int
     reason: Reason | None = None

@@ -143,7 +143,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     includes: str | None = None
     """Communication that the lost time includes, such as `all-reduce`; None if there is none."""
     phase: str | None = None
-    """Phase of computing with most of the loss; None if it is spread, or if unknown."""
+    """Compute phase with most of the loss; None if several phases share the loss, or if unknown."""
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
-    """Source of batches: synthetic data, created once or from a data loader, or real data."""
+    """Source of batches: synthetic data (created once, or through a data loader), or real data."""
     threads_per_rank: PositiveCount | None = None
     """CPU threads per rank; None for the default of the training library."""
     data_workers: Count | None = None
@@ -123,7 +123,7 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
 
 
 def commands_text(configurations: Iterable[Configuration]) -> str:
-    """Return the measured command, with placeholders; of several, each with its case's name."""
+    """Return the command, with placeholders; if there are several, prefix each with its case."""
     commands = {each.case: each.command for each in configurations if each.command is not None}
     if len(commands) == 1:
         return next(iter(commands.values()))

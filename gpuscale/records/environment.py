@@ -72,7 +72,7 @@ class Environment(Record, frozen=True, kw_only=True):
     rccl_version: Line | None = None
     driver_version: Line | None = None
     packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Versions of Python packages used for training, plus the origin of those not from an index."""
+    """Python packages used for training: the version and, if not from an index, the origin."""
     packages_absent: Line | None = None
     """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
@@ -140,7 +140,7 @@ class Environment(Record, frozen=True, kw_only=True):
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
         """Return the largest number of ranks that share a GPU; None if each rank has its own.
 
-        Also return None if ranks run on CPUs or on several nodes, or for a strategy of one process.
+        Also return None if ranks run on CPUs or on several nodes, or if there is only one process.
         """
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None

@@ -127,7 +127,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def _script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each command's script that both sides have and that differs."""
+    """Yield a change for each script of a command that has new content; ignore new scripts."""
     for name in sorted({name for environment in after for name in environment.scripts}):
         old, new = (
             [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)
@@ -162,7 +162,7 @@ def is_of_stack(name: str) -> bool:
 
 
 def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
-    """True if a change is a likely reason for a cause of this kind, or if the cause is unknown."""
+    """True if a change may lead to this kind of cause; any may if it is ENVIRONMENT or unknown."""
     if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
         return True
     found = (kinds for name, kinds in _CAUSES_OF_CHANGES.items() if name.search(change.name))
@@ -175,7 +175,7 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a loss, except new hosts; empty if either side is empty.
+    """Return changes, except of hosts or packages, that may explain a loss; () if a side is empty.
 
     Unknown values, and values that occur in any earlier environment, are not changes.
     """
@@ -207,7 +207,7 @@ def _is_same_python(one: str, other: str) -> bool:
 def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, Mapping[str, str]]:
     """Return a node's host, and the known facts of the node: settings, CPUs, library versions.
 
-    A library without a version is left out if any other of `libraries` with its name has one.
+    A library of unknown version is left out if `libraries` has the same one with a version.
     """
     facts = dict(node.settings)
     if node.cpus:

@@ -1,4 +1,4 @@
-"""Read a command's output as it arrives: steps, which become windows, or printed figures."""
+"""Read timed windows of steps, or printed metrics, from a command's output as it arrives."""
 
 import math
 import statistics
@@ -142,7 +142,7 @@ class LogReader:
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def progress(self) -> tuple[str, int, int]:
-        """Return `window` and the numbers of windows found and wanted; without steps, a notice."""
+        """Return `window`, windows found and windows wanted; if no step is recognised, a notice."""
         if self._unread.count and not self.has_steps:
             return self._unread.notice, 0, 0
         if (windows := self.windows) is None:
@@ -196,7 +196,7 @@ class LogReader:
             )
 
     def explain_incomplete(self) -> str:
-        """Return what an unfinished command has printed too little of, and a remedy."""
+        """Return why a command's output does not yield enough windows, and what to do about it."""
         series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
             return self._unread.reason(None if self._format is None else self._format.name)
@@ -220,7 +220,7 @@ class LogReader:
 
     @property
     def has_rank_lines(self) -> bool:
-        """True if a line has come from a rank's own pipe; torchrun's ranks have one each."""
+        """True if a line has come from a rank's own pipe; each of torchrun's ranks has one."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -236,7 +236,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda one: count_of(one.stretches), default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return evidence of the command's end, from the process that caused the end if known."""
+        """Return the last words of the process that ended the command, or the latest output."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_code) or of_command
 

@@ -35,7 +35,7 @@ class Line(NamedTuple):
     """The process that printed the line, such as `rank 0`."""
     text: str
     arrived_s: float
-    """Time by `time.monotonic` at which the end of the line's text arrived."""
+    """Value of `time.monotonic()` when the last of the line's text arrived."""
 
 
 class CommandError(Exception):
@@ -77,7 +77,7 @@ class _Pipe:
         self._arrived_s = 0.0
 
     def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
-        """Yield the lines completed by the next bytes of output, which are empty at its end."""
+        """Yield the lines that these bytes complete; empty `text` marks the end of the output."""
         *ended, rest = _LINE_END.split(text) if text else (b"", b"")
         for part in ended:
             arrived_s = now_s if part else self._arrived_s
@@ -120,7 +120,7 @@ class _Traceback(NamedTuple):
 
 
 def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWords | None:
-    """Return the evidence of the process that made a command end; None if no process is suspected.
+    """Return the last words of the process that ended a command; None if no process is suspected.
 
     `lines` has the output of each process. A negative `exit_code` means that a signal ended the
     command; otherwise the exit codes in torchrun's summary are used. A process that only lost

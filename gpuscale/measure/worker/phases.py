@@ -58,7 +58,7 @@ class PhaseClock:
 
     @property
     def events_per_step(self) -> int:
-        """Number of marks per marked step since `begin`, including the mark at a step's start."""
+        """Mean number of marks in a timed step since `begin`, including the mark at its start."""
         marks = sum(phase is not None for _, phase in self._marks)
         return 1 + round(marks / max(1, self._marked_steps))
 

@@ -20,7 +20,7 @@ def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
 
 
 def set_fp32_mode(precision: str | None) -> None:
-    """Allow TF32 only in precision `tf32`, whatever torch's defaults or the case have allowed."""
+    """Enable TF32 if the precision is `tf32`, else disable it, even if the case has enabled it."""
     # torch 2.9 added newer settings. Those for all backends, or for all of cuDNN, override the
     # older setting for convolutions.
     places: Any = torch.backends

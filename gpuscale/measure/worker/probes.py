@@ -27,12 +27,12 @@ from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeP
 _BLOCKS, _KEPT = 20, 5
 """Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
 _STEADY = 0.005
-"""A rate is steady once its mean over `_KEPT` blocks changes by less than this fraction."""
+"""A rate is steady if two successive means of `_KEPT` blocks differ by less than this fraction."""
 _TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
 _REPEATS = 9
-"""Number of timed repetitions of each message; the slowest third may be chance delays."""
+"""Number of timed repetitions of each message; up to a third may be delayed by chance."""
 
 Work = tuple[Callable[[], object], float]
 """A function to repeat, and the work per call: bytes, floating-point operations or loops."""

@@ -179,9 +179,9 @@ class Training:
         return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
-        """Compute the gradients of a batch through the whole model, and return the loss.
+        """Compute the gradients of a batch through the whole model, and return the weighted loss.
 
-        If the batch is only a part of a step, `share` is the weight of its loss in the step.
+        If the inputs are only a part of a batch, `share` is the weight of their loss in the batch.
         """
         share /= self._accumulate
         self.faults.begin_forward()

@@ -71,8 +71,8 @@ def line_of_user(error: BaseException) -> str | None:
 def traceback_text(error: BaseException) -> str:
     """Return the traceback of an error, starting at the first line of user code.
 
-    If there is no user code, return only the place in gpuscale's code and, since `Failure.message`
-    has only the first line, an error message of several lines.
+    If there is no user code, return the place in gpuscale's code instead, followed by the error
+    message if it has several lines, since `Failure.message` has only the first line.
     """
     chain = (error, error.__cause__, error.__context__)
     if place := None if any(each and line_of_user(each) for each in chain) else _place(error):

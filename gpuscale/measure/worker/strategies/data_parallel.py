@@ -40,7 +40,7 @@ class DataParallelStrategy(Strategy):
 
 
 class ProcessGroupStrategy(Strategy):
-    """One rank per device in a process group, even for a single rank, so that runs are comparable.
+    """Base class for one rank per device; even a single rank forms a group, so runs are comparable.
 
     GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
     environment variables that a launcher sets.
@@ -103,7 +103,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's `no_sync` context; at the first call a null context, for static graphs."""
+        """Return DDP's `no_sync` context; null at the first call, as static graphs require."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph, torch records the graph in a first, synchronised backward pass.

@@ -22,7 +22,7 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _TOLERANCE = 0.1
-"""Largest accepted relative error of gradients; without a reduction it would be 0.5 or more."""
+"""Largest accepted relative error of gradients; unreduced gradients are off by 0.5 or more."""
 _SMALLEST, _LARGEST = 0.001, 0.5
 """Smallest and largest share of the model's parameters in a block that is sharded separately."""
 _FEWEST_SAMPLES = 4
@@ -129,7 +129,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
 
 class _Collective:
-    """A collective operation that FSDP2 calls and that can be paused."""
+    """A collective operation of FSDP2 that, while paused, only copies this rank's own data."""
 
     is_paused = False
 

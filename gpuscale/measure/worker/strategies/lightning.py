@@ -25,7 +25,7 @@ _ENDLESS = 2**40
 
 
 class LightningTraining(Training):
-    """A training whose steps are run by Lightning's Trainer.
+    """Training in which Lightning's Trainer runs the steps.
 
     `Trainer.fit` cannot be called for a single step: it requests batches until training ends. It
     therefore runs as a coroutine, from one batch to the next. A thread would be woken late on a

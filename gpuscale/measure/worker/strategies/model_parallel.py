@@ -78,7 +78,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return where to cut a row of costs into parts so that the most expensive part is cheapest."""
+    """Return where each part starts, such that the costliest part costs as little as possible."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
@@ -94,7 +94,7 @@ def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Group the blocks so that each group has a parameter, which every optimiser needs."""
+    """Merge adjacent blocks until each group has parameters, without which optimisers fail."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
         if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):

@@ -68,7 +68,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """Enter a context in which a single GPU trains on one micro-batch after another."""
+        """Enter a context in which a single rank also splits each batch into micro-batches."""
         self._divides_alone = True
         yield
         self._divides_alone = False
