@@ -106,7 +106,7 @@ def _entry(
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-    """Return the scaling points of runs, in the order of `grouped`."""
+    """Return a scaling point for each case, configuration and number of GPUs among the runs."""
     return tuple(entry.point for entry in grouped(runs))
 
 

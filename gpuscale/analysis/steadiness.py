@@ -56,7 +56,7 @@ class _Shape:
     else the later one."""
 
     def is_clear(self, count: int) -> bool:
-        """Return True if the change is large, and far larger than the residual scatter."""
+        """Return True if the change among `count` windows is large, and far above their scatter."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
         base, rise, origin = _NEEDED[self.kind]
         needed = base + rise / (count - origin)

@@ -156,7 +156,7 @@ def visible(text: str, *, multiline: bool = False) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Escape all characters that have no glyph, as in `\ufeff`."""
+    r"""Replace characters that cannot be printed by their escapes, such as `\ufeff`."""
     signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
     return "".join(signs)
 

@@ -194,7 +194,7 @@ def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> Clust
 
 
 def find_profile(wanted: str | None) -> ClusterProfile:
-    """Return a profile by name (`arc4`) or path (`./mysite.toml`); raise UsageError if unknown."""
+    """Return a profile by name (`arc4`) or path (`./mysite.toml`); else raise a UsageError."""
     if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
         return read_profile(Path(wanted).expanduser())
     known = {

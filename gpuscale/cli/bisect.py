@@ -135,7 +135,7 @@ def _kind(
     read: Sequence[BisectionSide],
     is_command: bool,
 ) -> Kind:
-    """Return the commits, variables or packages to search; raise a UsageError if none differ."""
+    """Return what to bisect, commits, variables or packages; raise a UsageError if none differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
     good, bad = read

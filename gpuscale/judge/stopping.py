@@ -221,7 +221,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Return all rows; analyse those that still need runs if they have `runs` valid runs."""
+        """Return all rows; analyse anew each that needs runs and has at least `runs` valid ones."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)

@@ -89,7 +89,7 @@ class RunDirectory:
         """The output of the command that starts the ranks on several nodes."""
 
     node_evidence = _record("node-{}.json", NodeEvidence)
-    """Evidence of a host, which the host's keeper writes after the host's last rank has ended."""
+    """File of what was recorded on a host, written once the last rank there has ended."""
     samples = _path("samples-{}.jsonl")
     """Readings of the GPU sampler on a host."""
     environment = _record("environment-{}.json", Environment)

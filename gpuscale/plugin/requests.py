@@ -37,7 +37,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a UsageError if cases share a name or lack the `--size`, or if a fault hits no rank."""
+    """Raise a UsageError if cases share a name, lack the given size, or a fault hits no rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)

@@ -162,7 +162,10 @@ def is_of_stack(name: str) -> bool:
 
 
 def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
-    """True if a change may lead to this kind of cause; any may if it is ENVIRONMENT or unknown."""
+    """Return True if the change may lead to this kind of cause.
+
+    Any change may lead to a cause that is not established, or to one of kind ENVIRONMENT.
+    """
     if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
         return True
     found = (kinds for name, kinds in _CAUSES_OF_CHANGES.items() if name.search(change.name))

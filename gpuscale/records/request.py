@@ -260,7 +260,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured warm-up and windows of a command."""
+    """Result of running a command: its warm-up and its measured windows."""
 
     batch_per_gpu: int
     warmup_steps: int

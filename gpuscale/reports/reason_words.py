@@ -77,7 +77,7 @@ class Words(NamedTuple):
     caution: str | None = None
     """Next step (may be empty) if the note casts doubt on all verdicts; None for other notes."""
     caution_is_first: bool = False
-    """True if `caution` precedes all other next steps, even those of a pass."""
+    """True if `caution` precedes all other next steps, even if the verdict is a pass."""
 
 
 WORDS: Mapping[str, Words] = {

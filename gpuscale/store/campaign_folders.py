@@ -257,7 +257,7 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
 
 
 def row_of(run: Run) -> FleetRow:
-    """Return the row of a run: a single GPU with its index, or a number of GPUs (device None)."""
+    """Return the row of a run: one per device for single-GPU runs, else one per number of GPUs."""
     devices = run.ranks[0].devices if run.gpus == 1 and run.ranks else ()
     return FleetRow(gpus=run.gpus, device=devices[0] if devices else None)
 

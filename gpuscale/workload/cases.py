@@ -211,7 +211,7 @@ def validate_names(case: type[Case], base: type[Case]) -> None:
 
 
 def _is_unread(name: str, owners: Iterable[type]) -> bool:
-    """Return True if no file of the classes reads the name, as a variable or an attribute."""
+    """Return True if `name` is read nowhere in the source files that define the classes."""
     # The source of a class may be unknown.
     with suppress(OSError, TypeError, KeyError):
         modules = {sys.modules[owner.__module__] for owner in owners}

@@ -54,7 +54,7 @@ class Packages(Kind):
     good: BisectionSide
     bad: BisectionSide
     needs_gpuscale: bool
-    """True if trials train cases, so that their environments must be able to import gpuscale."""
+    """True if trials run training cases, which import gpuscale in the trial's environment."""
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
     _all: Mapping[str, Pair] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Packages(Kind):
         self.groups = tuple(group[number] for number in order)
 
     def _add_gpuscale(self, place: Path) -> None:
-        """Make gpuscale and its dependencies importable in an environment, after its packages."""
+        """Append gpuscale and its dependencies to the `sys.path` of the environment at `place`."""
         folder = self._folder / "gpuscale_needs"
         if not folder.exists():
             folder.mkdir()

@@ -1,7 +1,8 @@
 """Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: an environment with only the first half of the changes is compared with one without any and
-one with all changes, which judges both halves. This finds several independent culprits at once.
+Halving: an environment with only the first half of the changes is compared with one that has no
+change, which judges the first half, and with one that has all, which judges the second half. This
+finds several independent culprits at once.
 Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
 for changes that act only in combination. If undoing the culprits does not undo the loss, search
 again without the culprits, for changes that they hide. Culprits that are not needed are dropped.

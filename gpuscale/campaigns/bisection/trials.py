@@ -253,7 +253,7 @@ class AlternatingTrials:
         return made[::-1] if backwards else made
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Return the differences of successive environments, with noise pooled over all trials."""
+        """Return each environment's difference from the one before, with noise of all trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:

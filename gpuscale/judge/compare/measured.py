@@ -128,7 +128,7 @@ def _judgement(
 
 
 def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement | None]:
-    """Estimate the further runs that would settle a row in one analysis; also return advice."""
+    """Return how many further runs would settle a row (None if unknown), with advice on it."""
 
     def settles(further_runs: int) -> bool:
         rates = ErrorRates(significance=rule.tolerances.significance)

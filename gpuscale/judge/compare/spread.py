@@ -95,7 +95,11 @@ class SideSample:
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """Return the judged value's variance due to the declared deviation between allocations."""
+        """Return the judged value's variance due to the declared deviation between allocations.
+
+        `deviation_apart` applies instead of `deviation` if the value combines samples of different
+        allocations.
+        """
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
@@ -110,8 +114,8 @@ def _difference(logs: Sequence[float]) -> float:
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    Gains are then relative to the mean of the baseline's usual allocations, otherwise to the mean
-    of all its runs.
+    If it is estimated, gains are relative to the mean of the baseline's allocations that are not
+    outliers; if it is declared, to the mean of all its runs.
     """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)

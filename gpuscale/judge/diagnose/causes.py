@@ -273,7 +273,7 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause for each part of the step that lost enough time to be named, largest first."""
+    """Yield a cause for each part of the step that got clearly longer, largest loss first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):

@@ -164,7 +164,7 @@ class Launcher:
         )
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if ranks must be new tasks, as for a command or the site's CPU binding."""
+        """Return True if a run needs new tasks on the nodes, as commands and CPU binding do."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 

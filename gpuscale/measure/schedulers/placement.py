@@ -74,7 +74,7 @@ class ProcessStarter(Protocol):
         """Return the command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """Return True if the started processes should inherit this environment variable."""
+        """Return True if the processes that are started should get this environment variable."""
         return True
 
 

@@ -183,7 +183,7 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for environment variables that srun would take as options of its own."""
+        """Return True if srun passes the environment variable on instead of reading it itself."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
 
 

@@ -128,7 +128,7 @@ def _known(query: Query, handle: Any) -> Any:
 
 
 def _metrics(gpu: AmdGpu) -> Any:
-    """Return the driver's own table of a GPU's metrics, which has bits that the binding omits."""
+    """Return a GPU's metrics as the driver has them, with status bits that the binding omits."""
     wrapper = _named("amdsmi_interface.amdsmi_wrapper")
     table = wrapper.amdsmi_gpu_metrics_t()
     code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))

@@ -86,7 +86,7 @@ class Strategy:
         return training.forward_backward(inputs, targets)
 
     def final_loss(self, loss: float) -> float:
-        """Return the loss of the last step, given this rank's own loss."""
+        """Return the loss of the last step: this rank's own, unless only another rank has one."""
         return loss
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

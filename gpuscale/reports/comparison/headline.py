@@ -139,7 +139,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict and its text if all rows pass: gains, and the loss that is ruled out."""
+    """Return the verdict on rows that all pass, and a text with the gains and the excluded loss."""
     verdicts = {row.entry.verdict for row in rows}
     gains = by_key(
         (row.quantity, row.change.value)

@@ -232,7 +232,7 @@ def losses_found(rows: Iterable[Row]) -> str:
 
 
 def smallest_losses(*losses: float) -> str:
-    """Describe detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found in 19 …`."""
+    """Describe the detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found …`."""
     texts = [
         "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
     ]

@@ -181,7 +181,7 @@ def _facts(
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the history's verdict and a text; None if unknown or the last night is not shown."""
+    """Return the history's verdict and its sentence; None if the page lacks the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:

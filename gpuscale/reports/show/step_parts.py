@@ -23,9 +23,9 @@ from gpuscale.reports.screen import fitted
 NAMED_SKEW = 0.02
 """Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
 NAMED_GAIN = 2
-"""Smallest efficiency gain from communication that is reported, in percentage points."""
+"""Smallest reported gain of efficiency by communication (a negative loss), in points."""
 _IMPOSSIBLE_GAIN = 10
-"""Smallest efficiency gain from communication that is deemed impossible, in percentage points."""
+"""Smallest gain of efficiency by communication that is called impossible, in points."""
 _FAR = 0.03
 """Smallest reported relative difference between the phase table's step time and the judged one."""
 NAMED_DATA_WAIT = 0.1
