@@ -50,7 +50,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Mean and spread of `count` logarithms."""
+    """Mean and variance of the logarithms of `count` measured values."""
 
     mean: float
     variance: float | None

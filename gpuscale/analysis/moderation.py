@@ -27,7 +27,7 @@ _PRIOR_DF = 3.0
 _MEDIAN_EFFICIENCY = 0.37
 """Degrees of freedom of a median of deviations, as a fraction of those of a pooled variance."""
 EXCLUDED = 0.1
-"""Probability of wrongly lowering the prior of a row that is as noisy as the other rows."""
+"""Probability that a row's true variance exceeds the bound to which the prior is limited."""
 EXCLUDED_BY_NIGHTS = 0.01
 """Value of `EXCLUDED` for allocations of one run each; larger values cause many false alarms."""
 _WIDE = 10.0

@@ -112,7 +112,7 @@ def began(result: Results) -> datetime:
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
     """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first.
 
-    Their times are given if they share a date with each other or with the other results.
+    The time of day follows the date if another night of `results` has the same date.
     """
     ordered = sorted(results, key=began)
     names = date_texts([began(result) for result in ordered])

@@ -199,7 +199,7 @@ MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""The first counter for each key of a `Reading`; its queries serve all counters with that key."""
+"""The first counter for each key of a `Reading`; others with that key use its query's answer."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),

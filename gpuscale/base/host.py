@@ -18,7 +18,7 @@ _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
 
 
 class GpuKind(NamedTuple):
-    """Names of the communication library, command and environment variable of one GPU vendor."""
+    """Names that one GPU vendor gives to its communication library, listing command and so on."""
 
     library: str
     """Library through which ranks communicate."""

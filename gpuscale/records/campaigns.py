@@ -99,7 +99,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
 
     finding: BisectionFinding
     loss: Estimate | None
-    """Speed of the bad environment relative to the good one; None if the budget was too small."""
+    """Relative change of speed from the good to the bad environment; None if not estimated."""
     culprits: tuple[tuple[int, ...], ...] = ()
     """Indices of the culprit changes; changes that cannot be tried separately form one group."""
     alone: Estimate | None = None

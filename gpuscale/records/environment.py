@@ -203,7 +203,7 @@ class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     """A field, setting, package or environment variable that differs between environments."""
 
     name: str
-    """Name of the changed item; `environment_diff` has readable names of fields."""
+    """Name of the field, setting, package or variable, not yet in words for people."""
     before: tuple[str, ...]
     """Previous values; empty if there were none."""
     after: tuple[str, ...]

@@ -267,6 +267,6 @@ def _pattern(line: str, at: int, start: int | None = None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a pattern for a text that lets blanks and numbers vary and fits in single quotes."""
+    """Return a regex, safe within single quotes, for a text with any blanks and numbers."""
     pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
     return re.sub(r"\d+", r"\\d+", pattern)

@@ -44,8 +44,8 @@ class Choice:
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
         """Return the chosen keys, grouped by case and sorted by number of GPUs.
 
-        If neither side has a chosen case on any chosen number of GPUs, keys for these numbers are
-        added, so that their rows are reported as missing.
+        A chosen case that neither side has on any of the chosen numbers of GPUs gets a key for each
+        of these numbers, so that it is reported as missing.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [
@@ -231,7 +231,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Return the row with the most similar entry of `found`; block a row that cannot be judged."""
+    """Return `row` with the most similar entry of `found`, or blocked if it cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

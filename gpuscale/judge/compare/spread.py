@@ -83,7 +83,7 @@ class SideSample:
 
     @property
     def variance_of_means(self) -> float:
-        """The variance of the judged value due to differences between runs."""
+        """The variance of the judged value, a mean or difference of means, due to the runs."""
         return math.fsum((runs.variance or 0.0) / runs.sample.count for runs in self.samples)
 
     def with_further_runs(self, count: int) -> "SideSample":

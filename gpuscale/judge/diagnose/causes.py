@@ -173,7 +173,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """If no part of a step explains the loss, yield a cause "not established" and a remedy."""
+    """Yield a cause "not established", with a remedy, if none of `named` explains lost time."""
     if any(cause.lost_s is not None for cause in named):
         return
     entry, point = row.entry, row.point

@@ -51,7 +51,7 @@ class PointEvidence:
     environments_after: tuple[Environment, ...] = ()
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
-    """Evidence collected on each node in each run of the results."""
+    """Evidence collected on each node in each run of the current results."""
 
     @property
     def nodes(self) -> int:

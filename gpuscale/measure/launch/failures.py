@@ -17,7 +17,7 @@ _ENDED = 128 + signal.SIGTERM
 """Exit code of a command's watcher that was ended by SIGTERM."""
 _PACKAGE = re.escape(str(Path(__file__).parents[2]))
 _OUTER_FRAMES = re.compile(rf'^( +File "{_PACKAGE}/.*)(\n +File "{_PACKAGE}/.*)+', re.MULTILINE)
-"""Consecutive stack frames of gpuscale, innermost first; only the innermost is shown."""
+"""Pattern for consecutive stack frames of gpuscale, of which only the first, innermost is shown."""
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"

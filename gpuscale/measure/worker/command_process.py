@@ -75,7 +75,7 @@ class Place:
 
     @property
     def has_peers(self) -> bool:
-        """True if other processes also start the command, or wait on other nodes while it runs."""
+        """True if other processes start the command too, or watch other nodes while it runs."""
         return self.request.processes > 1
 
     @property

@@ -49,10 +49,10 @@ class View:
     comparison: Comparison
     results: Sequence[Results]
     headline: tuple[tuple[str, str], ...]
-    """Lines of the headline, each a label and a text.
+    """Lines of the headline, each as (label, text); lines without a text are omitted.
 
     The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now`,
-    `command` and `next` follow, without those that have no text.
+    `command` and `next` follow.
     """
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
