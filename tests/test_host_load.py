@@ -198,9 +198,9 @@ def test_whatever_shows_runs_says_that_their_host_was_busy(
         with ResultsWriter(tmp_path / f"{is_named}.jsonl", quiet) as writer:
             for run in made:
                 writer.append(run)
-        for command in (["show"], ["show", "--phases"], ["report"], ["plot"]):
+        for command in (["show"], ["show", "--phases"], ["history"], ["report"], ["plot"]):
             output = tmp_path / "shown.svg"
-            files = [] if command[0] == "show" else ["-o", str(output)]
+            files = [] if command[0] in ("show", "history") else ["-o", str(output)]
             assert main([*command, str(tmp_path / f"{is_named}.jsonl"), *files]) == 0
             said = capsys.readouterr().out + (output.read_text() if files else "")
             assert (busy in said) is is_named, command

@@ -199,6 +199,12 @@ def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_pa
         assert f"judged {judged}" in head
         told = " ".join(compare("--history", nights).stdout.split())
         assert told.startswith(judged.replace("by compare --history: ", ""))
+    nights = tmp_path / "varied"
+    nights.mkdir()
+    write_nights(nights, 5, [1.0, 1.2, 0.8, 1.3, 3.0].__getitem__)
+    head = " ".join(gpuscale("history", nights).stdout.split())
+    assert head.startswith("UNCLEAR")
+    assert " by compare --history: " in head
     usual = sorted((tmp_path / "loss").iterdir())[:-1]
     assert "judged" not in gpuscale("history", *usual).stdout
 

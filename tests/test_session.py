@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_killed_session_goes_on_where_it_was(killed: Path, resumed: Session) -
     table = resumed.output.split(" scaling -")[1]
     assert len(re.findall(r"^tiny/ddp +[12] +2 ", table, re.MULTILINE)) == 2
     assert len(list(killed.glob("night.jsonl.*.cut-short"))) == 1
+
+
+def test_results_record_the_content_of_the_file_with_their_case(killed: Path) -> None:
+    (file,) = killed.glob("test_*.py")
+    scripts = read_results(killed / "night.jsonl").environment.scripts
+    assert scripts == {file.name: sha256(file.read_bytes()).hexdigest()[:12]}
 
 
 def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: Session) -> None:

@@ -62,15 +62,19 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Record in the environment a digest of each script that the commands name."""
-        named = {(each.command.folder, each.command.words) for each in requests if each.command}
+        """Record a digest of each file with a case, and of each script that a command names."""
+        files = dict[str, Path]()
+        for each in requests:
+            if each.command is None:
+                files[Path(each.case_file).name] = Path(each.case_file)
+            else:
+                files |= {word: Path(each.command.folder, word) for word in each.command.words}
         scripts = dict[str, str]()
-        for folder, word in ((folder, word) for folder, words in named for word in words):
-            # The word may be none of a readable file, such as a pattern, or lines for `sh -c`.
+        for name, path in files.items():
+            # A word may be none of a readable file, such as a pattern, or lines for `sh -c`.
             with suppress(OSError, ValueError):
-                if word.endswith(_SCRIPTS):
-                    digest = sha256(Path(folder, word).read_bytes()).hexdigest()
-                    scripts[word] = digest[:_DIGEST_CHARACTERS]
+                if name.endswith(_SCRIPTS):
+                    scripts[name] = sha256(path.read_bytes()).hexdigest()[:_DIGEST_CHARACTERS]
         self.environment = replace(self.environment, scripts=scripts)
 
     def append(

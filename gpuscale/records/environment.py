@@ -81,7 +81,7 @@ class Environment(Record, frozen=True, kw_only=True):
     cases_revision: Line | None = None
     """Git revision of the repository with the cases; `-dirty` is added for uncommitted changes."""
     scripts: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Start of the SHA-256 of each script that a measured command names, by the script's path."""
+    """Start of the SHA-256 of each file with a case, and of each script that a command names."""
     scheduler: Line | None = None
     job_id: Line | None = None
     launcher: Line | None = None

@@ -127,7 +127,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def _script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each script of a command that has new content; ignore new scripts."""
+    """Yield a change for each file of a case or command with new content; ignore new files."""
     for name in sorted({name for environment in after for name in environment.scripts}):
         old, new = (
             [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)

@@ -252,8 +252,8 @@ WORDS: Mapping[str, Words] = {
         caution_is_first=True,
     ),
     "unlikely_change": Words(
-        "{row}{others}: {factor} the baseline's throughput is a unit error "
-        "until proven otherwise; check that batch and step time mean the same on both sides",
+        "{row}{others}: {factor} the baseline's throughput; unless the training itself was "
+        "changed, check that batch and step time mean the same on both sides",
         caution="check that both sides were measured and counted alike",
         caution_is_first=True,
     ),

@@ -147,8 +147,7 @@ class _Watch:
             remedy = "Give" if reader.has_steps else "If it was only starting, give"
             raise reader.failed(
                 f"the command was not done after {self._request.timeout_s:g} s: "
-                f"{reader.explain_incomplete()}. {remedy} it more with --timeout, or see "
-                "its last lines",
+                f"{reader.explain_incomplete()}. {remedy} it more with --timeout",
                 "timeout",
             )
         elif state is _State.ENOUGH:
