@@ -194,7 +194,7 @@ def test_a_loss_never_asks_for_a_baseline_that_would_hold_it(
 def test_a_change_that_no_machine_can_make_is_named(factor: float, is_named: bool) -> None:
     now = measured({1: [factor * t for t in QUIET]})
     lines = said(compare(baseline({1: QUIET}), [now]), now)
-    assert ("unit error" in lines.get("beware", "")) == is_named
+    assert ("times the baseline's throughput" in lines.get("beware", "")) == is_named
     assert ("counted alike" in lines.get("next", "")) == is_named
 
 
