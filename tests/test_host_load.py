@@ -206,6 +206,20 @@ def test_whatever_shows_runs_says_that_their_host_was_busy(
             assert (busy in said) is is_named, command
 
 
+def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = beside(None, QUIET)[1]
+    gpus = sorted({run.gpus for run in found.runs})
+    runs = [run for each in found.runs for run in under(BUSY if each.gpus > 1 else QUIET, (each,))]
+    with ResultsWriter(tmp_path / "night.jsonl", found) as writer:
+        for run in runs:
+            writer.append(run)
+    for chosen in gpus:
+        assert main(["history", str(tmp_path / "night.jsonl"), "--gpus", str(chosen)]) == 0
+        assert ("busy host" in capsys.readouterr().out) is (chosen > 1)
+
+
 @pytest.mark.parametrize(
     ("then", "now", "words", "step"),
     [

@@ -12,8 +12,7 @@ from gpuscale.cli.inputs import add_selection, read_nights, say, without_collect
 from gpuscale.judge.compare import last_night
 from gpuscale.records import Results
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.history_text import render, verdict
-from gpuscale.reports.phrases import busy_text
+from gpuscale.reports.history_text import UNCLEAR, render, verdict
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
 
@@ -31,11 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     nights = read_nights(arguments.paths or [RESULTS_FOLDER])
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
     said = verdict(history)
-    is_open = history.is_unusual or (said is not None and said[0] == "UNCLEAR")
+    is_open = history.is_unusual or (said is not None and said[0] == UNCLEAR)
     judgement = _verdict(nights, arguments) if is_open else None
     say(render(history, Screen.of(sys.stdout), judgement))
-    if busy := busy_text([run for results in nights for run in results.runs]):
-        say(busy)
     return ExitCode.OK
 
 

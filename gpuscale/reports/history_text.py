@@ -20,6 +20,8 @@ _MOST_NAMED = 2
 _MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
+UNCLEAR = "UNCLEAR"
+"""Verdict on a history whose nights are too few, or vary too widely, to show a change."""
 _MOST_NIGHTS = FEWEST_NIGHTS + 1
 """Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
@@ -48,7 +50,8 @@ def _lines(history: History, screen: Screen, judged: tuple[str, str] | None) -> 
         title, details = event_text(event, history)
         for line in (screen.bold(title), *map("    {}".format, details)):
             yield from wrapped(line, screen.columns)
-    for note in notes(history):
+    busy = phrases.busy_text([run for night in history.nights for run in night.runs])
+    for note in filter(None, (*notes(history), busy)):
         yield from wrapped(note, screen.columns)
 
 
@@ -158,8 +161,8 @@ def verdict(history: History) -> tuple[str, str] | None:
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
-        ("UNCLEAR", blurred, " whose nights vary widely; a lasting loss would show from"),
-        ("UNCLEAR", unclear, f" with too few nights to tell, {rate}"),
+        (UNCLEAR, blurred, " whose nights vary widely; a lasting loss would show from"),
+        (UNCLEAR, unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
     verdicts = {
