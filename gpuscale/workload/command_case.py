@@ -67,7 +67,7 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Whether a printed time is of equal work per GPU (`weak`) or in total (`strong`)."""
+    """Work behind a printed time: equal on each GPU (`weak`), or equal in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:

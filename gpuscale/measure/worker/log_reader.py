@@ -262,7 +262,7 @@ class FigureReader(LogReader):
         assert figure is not None
         self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
         self._found = defaultdict[str, dict[str, str | float]](dict)
-        """For each source of lines, the last value of each metric."""
+        """The last value of each metric, by source of lines."""
 
     def take(self, lines: Sequence[Line]) -> None:
         """Read lines; keep the last lines, and the last value of each metric."""
