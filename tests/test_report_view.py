@@ -216,7 +216,7 @@ def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "500")
     assert Screen.of(Terminal()) == Screen(columns=500, colour=True)
-    assert Screen.of(io.StringIO()) == Screen(columns=100, colour=False)
+    assert Screen.of(io.StringIO()) == Screen(columns=500, colour=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not Screen.of(Terminal()).colour
 

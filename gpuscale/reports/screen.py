@@ -67,12 +67,12 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return a terminal's width, which `COLUMNS` overrides, or PLAIN_COLUMNS for other streams."""
-    if not stream.isatty():
-        return PLAIN_COLUMNS
+    """Return the width that `COLUMNS` gives, else a terminal's own, else PLAIN_COLUMNS."""
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen):
         return int(chosen)
+    if not stream.isatty():
+        return PLAIN_COLUMNS
     try:
         return os.get_terminal_size(stream.fileno()).columns or PLAIN_COLUMNS
     except (OSError, io.UnsupportedOperation):
