@@ -105,6 +105,7 @@ def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
         ("", "line 1: the file is empty"),
         (f"{LINES[0]}\n{LINES[1][:50]}\n{LINES[2]}\n", "line 2: column 49: this is not JSON"),
         (f"{LINES[0]}\n\n{LINES[1]}\n", "line 2: column 1: this is not JSON"),
+        (f'{LINES[0]}\n{{"foo": 1\n{LINES[1]}\n', "line 2: column 10: this is not JSON"),
         ("\n".join([*LINES, *LINES]), "line 4: a second header"),
         (encode_baseline(BASELINE), "line 1: column 2: this is not JSON"),
         (json.dumps(DOCUMENT), "line 1: this is a baseline, not a results file"),

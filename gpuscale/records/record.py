@@ -112,10 +112,9 @@ def from_json(kind: type[T], text: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        if not (problem := _problem(error)).place:
-            # Other text may begin like JSON, such as a script by a docstring.
-            _parse(text)
-        raise problem from None
+        # msgspec reports a wrong field before a text that breaks off behind it, or is no JSON.
+        _parse(text)
+        raise _problem(error) from None
     except msgspec.DecodeError as error:
         _parse(text)
         raise DecodeError("", f"this is not JSON: {error}") from None
