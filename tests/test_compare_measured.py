@@ -259,6 +259,11 @@ def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once
     ]
     assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.05)) == [("few_sessions", None)]
     assert deviations(baseline({1: [0.1]}), measured({1: [0.1]})) == []
+    uneven = [0.1, 0.13, 0.11]
+    assert deviations(baseline({1: uneven}), measured({1: uneven})) == []
+    beside = {1: uneven, 2: [0.11, 0.11, 0.11]}
+    mixed = compare(baseline(beside), [measured(beside)]).notes
+    assert "few_allocations" not in {note.code for note in mixed}
 
 
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:

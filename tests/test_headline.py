@@ -1,12 +1,13 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
-from builders import CNN, baseline, measured
+from builders import CNN, baseline, environment, measured
 from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view
 from changing import replace
 from statements import known
 
 from gpuscale.judge.compare import compare
+from gpuscale.judge.sides import as_baseline
 from gpuscale.records import (
     EntryVerdict,
     EnvironmentChange,
@@ -287,6 +288,31 @@ def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:
         "GPU-9 on node1",
     ]
     assert "PCIe x8, x16" in facts[1]
+
+
+def test_why_a_cause_is_unknown_is_said_once_and_what_the_headline_leaves_out_stays() -> None:
+    why = "gpuscale sees no phases of a command"
+    remedy = Remedy("command_or_hosts", ("n1",))
+    row = replace(slower(1), causes=(replace(OF_COMMAND, remedy=remedy), CHANGED))
+    said = text_of(view(comparison(row)))
+    assert said.count(why) == 1
+    assert "    1. changed: driver 590.1 → 595.2" in said
+    elsewhere = replace(slower(2), causes=(replace(OF_COMMAND, remedy=Remedy("network")),))
+    said = text_of(view(comparison(row, elsewhere)))
+    assert "    1. cause not established: " + why + "\n       next: test the network" in said
+
+
+def test_a_machine_has_one_notation_on_both_sides_and_its_host_stands_once() -> None:
+    where = replace(environment(), device="cpu", gpus=(), cpu_model="AMD EPYC", cpu_count=2)
+    on_cpu = replace(CNN, device="cpu")
+    now = replace(measured({1: [0.1] * 3}, configuration=on_cpu), environment=where)
+    then = replace(now, environment=replace(where, job_id="then"))
+    compared = compare(as_baseline(then, "before"), [now])
+    hosts = replace(compared.before, hosts=(str(where.host),))
+    lines = headline(replace(compared, before=hosts))
+    assert compared.cluster == where.host
+    for side in ("baseline", "now"):
+        assert lines[side].rpartition("; ")[2] == "2 CPU cores (AMD EPYC)"
 
 
 def test_time_that_noise_puts_below_zero_is_none() -> None:

@@ -99,7 +99,15 @@ def test_ranks_of_a_command_train_together_or_not_only_where_there_are_several(
     for texts in (table_notes(scaling_points(made.runs)), scaling_lines(made, 100)):
         assert ("cannot check" in " ".join(texts)) is is_noted
     (note,) = [line for line in scaling_lines(made, 200) if "{batch}" in line]
-    assert "the command has no {batch}, so check that its batch on each GPU is 128" in note
+    asks = "mnist_cnn/command: the command has no {batch}, so check that its batch"
+    assert note == f"{asks} on each GPU is 128, as given"
+    strong = replace(ran, scaling="strong")
+    batches = ((n, 128 // n) for n in gpus)
+    made = results(
+        *(replace(run(n, 0.1), configuration=strong, batch_per_gpu=own) for n, own in batches)
+    )
+    (note,) = [line for line in scaling_lines(made, 200) if "{batch}" in line]
+    assert note == f"{asks} over all GPUs is 128, as given"
     notes = compare(baseline({1: [0.1]}), [made]).notes
     assert ("unchecked_training" in {note.code for note in notes}) is is_noted
 

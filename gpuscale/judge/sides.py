@@ -274,9 +274,15 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
 
 
 def machine_label(baseline: Baseline) -> str:
-    """Describe the baseline's machine, such as `ARC4, 4× V100 per node`."""
+    """Describe the baseline's machine, such as `ARC4, 4× V100`, as results name theirs.
+
+    Published figures have no environment, and several jobs may differ: `ARC4, 4× V100 per node`.
+    """
     cluster, hardware = baseline.cluster, baseline.hardware
-    if hardware.system is not None:
+    labels = {where.hardware_label for where in baseline.environments.values()}
+    if len(labels) == 1:
+        (machine,) = labels
+    elif hardware.system is not None:
         machine = hardware.system
     elif hardware.device == "cpu":
         machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"

@@ -10,7 +10,17 @@ from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_logs
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Run, Statement, Verdict
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    EntryKey,
+    EntryVerdict,
+    QuantityName,
+    Run,
+    Statement,
+    Verdict,
+)
+from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
@@ -18,6 +28,9 @@ from gpuscale.records.run import busy_hosts
 _UNLIKELY_GAIN = 2.0
 """Largest plausible factor by which the same training can get faster on the same machine."""
 _UNLIKELY_LOSS = 0.1
+_NOTICEABLE = 0.25
+"""Smallest share of an interval that the declared deviation between allocations must make up, with
+two deviations to either side, for a note."""
 
 
 def notes_of(
@@ -26,14 +39,13 @@ def notes_of(
     """Return all notes on a comparison, most important first."""
     baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
-    judged = [before for before, _ in pairs]
     few_sessions = [*_few_sessions(rows, entries, baseline)]
     measured = (*sides.before.entries, *after.entries)
     units = several_units(entry.key.configuration for entry in measured)
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *(() if few_sessions else _allocations(baseline, judged, entries)),
+        *(() if few_sessions else _allocations(baseline, rows, entries)),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -71,22 +83,35 @@ def _emptiness(
 
 
 def _allocations(
-    baseline: Baseline, judged: Sequence[Entry], entries: Sequence[EntryVerdict]
+    baseline: Baseline, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Yield a note if a declared deviation between allocations widens the intervals of rows."""
-    rows = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
-    if rows and any(entry.change and entry.change.has_interval for entry in entries):
-        fewest = min(rows, key=lambda entry: len(entry.runs))
-        of_speedup = baseline.tolerances.allocation_deviation_speedup
+    """Yield a note if a declared deviation makes up a noticeable part of rows' intervals."""
+    declared = baseline.tolerances
+    widened = []
+    for row, entry in zip(rows, entries, strict=True):
+        metric = SPEEDUP if entry.changed_quantity is QuantityName.EFFICIENCY else THROUGHPUT
+        deviation = declared.limits(entry.key, metric).allocation_deviation
+        if row.obstacle is None and row.before and 0 < len(row.before.runs) < MINIMUM_ALLOCATIONS:
+            widened += [row.before] if 4 * deviation >= _NOTICEABLE * _width(entry) else []
+    if widened:
+        fewest = min(widened, key=lambda entry: len(entry.runs))
+        several = any(entry.key.gpus > 1 for entry in widened)
         yield Statement.of(
             "few_allocations",
             row=fewest.point.key,
-            others=sum(len(entry.runs) == len(fewest.runs) for entry in rows) - 1,
+            others=sum(len(entry.runs) == len(fewest.runs) for entry in widened) - 1,
             count=len(fewest.runs),
             enough=MINIMUM_ALLOCATIONS,
-            deviation_time=baseline.tolerances.allocation_deviation_time,
-            deviation_speedup=of_speedup if any(entry.key.gpus > 1 for entry in rows) else None,
+            deviation_time=declared.allocation_deviation_time,
+            deviation_speedup=declared.allocation_deviation_speedup if several else None,
         )
+
+
+def _width(entry: EntryVerdict) -> float:
+    """Return the width of the interval of an entry's change; infinite if there is none."""
+    if entry.change is None or entry.change.low is None or entry.change.high is None:
+        return math.inf
+    return entry.change.high - entry.change.low
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
-from gpuscale.records import Comparison, Finding, QuantityName, Results, Verdict
+from gpuscale.records import CauseKind, Comparison, Finding, QuantityName, Results, Verdict
 from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of, headline_of, is_headlined, sharing
@@ -91,7 +91,7 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline, next_step = headline_of(comparison, ranked), _next_step(comparison, ranked)
     headline += (("next", next_step),) if next_step else ()
-    explained = _explanations(ranked, next_step)
+    explained = _explanations(ranked, dict(headline).get("cause", ""), next_step)
     return View(
         comparison=comparison,
         results=results,
@@ -111,12 +111,13 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     )
 
 
-def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
+def _explanations(rows: Sequence[Row], cause: str, next_step: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers
-    of the row with the most devices. `next_step` is the headline's next step, which may be empty.
-    If the headline has one, the first explanation has none; no next step is given twice.
+    of the row with the most devices. `cause` and `next_step` are those of the headline, or empty.
+    Why a cause is unknown is omitted if the headline says it. If the headline has a next step, the
+    first explanation has none; no next step is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     said = {next_step}
@@ -124,10 +125,12 @@ def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
-        for cause in shown.causes:
-            is_said = any(cause.next_step in step for step in said) or (next_step and not number)
-            said.add(cause.next_step)
-            causes.append(cause._replace(next_step="") if is_said else cause)
+        for item in shown.causes:
+            is_said = any(item.next_step in step for step in said) or (next_step and not number)
+            said.add(item.next_step)
+            why = item.line.removeprefix(f"{CauseKind.NOT_ESTABLISHED}: ")
+            if not (is_said and not item.facts and cause.startswith(f"not known: {why}")):
+                causes.append(item._replace(next_step="") if is_said else item)
         if len({row.explanation for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
             subject += f", for example {f'on {shown.devices}' if one_name else shown.label}"

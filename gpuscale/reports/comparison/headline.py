@@ -251,6 +251,8 @@ def _side(name: str, origin: Origin, machine: str) -> str:
         f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]
     measured = ", ".join(filter(None, facts))
+    for host in origin.hosts:
+        machine = machine.removeprefix(f"{host}, ")
     return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
 
 

@@ -235,9 +235,12 @@ def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
         # If the kind of scaling is unset, the command reported the batch itself.
         if words is None or configuration.scaling is None or "batch}" in words:
             continue
+        device, batch = device_word(configuration.device), run.batch_per_gpu
+        its_batch = f"batch on each {device} is {batch}"
+        if configuration.scaling == "strong" and batch is not None:
+            its_batch = f"batch over all {device}s is {run.gpus * batch}"
         yield (
-            f"{run.label}: the command has no {{batch}}, so check that its batch on each "
-            f"{device_word(configuration.device)} is {run.batch_per_gpu}, as given"
+            f"{run.key.name}: the command has no {{batch}}, so check that its {its_batch}, as given"
         )
 
 
