@@ -4,7 +4,8 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscale.analysis.estimates import Difference, Term
 from gpuscale.campaigns.bisection.kinds import Applied
@@ -34,19 +35,22 @@ class Machine:
             return None
         return self.effect(applied) + self.drift * self.runs + self.rng.gauss(0, self.noise)
 
+    def log_s(self, state: int) -> float:
+        """A run with the first changes, of an environment that is not broken."""
+        log_s = self.make_run(frozenset(range(state)))
+        assert log_s is not None
+        return log_s
+
 
 def additive(losses: Mapping[int, float]) -> Callable[[Applied], float]:
     return lambda applied: math.fsum(losses.get(change, 0.0) for change in applied)
 
 
-@dataclass(slots=True, kw_only=True)
-class Truth:
+class Truth(NamedTuple):
     """What is true of one simulated bisection."""
 
-    kind: str
     culprits: frozenset[int]
     effect: Callable[[Applied], float]
-    count: int = field(default=1)
 
 
 def loss_of_a_culprit(noise: float) -> float:
@@ -60,30 +64,19 @@ def loss_of_a_culprit(noise: float) -> float:
 
 def truth(kind: str, changes: int, loss: float, rng: random.Random) -> Truth:
     first, second, third, other = rng.sample(range(changes), 4)
-    if kind == "one":
-        return Truth(kind=kind, culprits=frozenset({first}), effect=additive({first: loss}))
-    if kind in ("two", "three"):
-        chosen = [first, second, third][: 2 if kind == "two" else 3]
-        return Truth(
-            kind=kind,
-            culprits=frozenset(chosen),
-            effect=additive(dict.fromkeys(chosen, loss)),
-            count=len(chosen),
-        )
-    if kind == "partial":
-        losses = {first: 3 * loss, second: loss}
-        return Truth(kind=kind, culprits=frozenset(losses), effect=additive(losses), count=2)
     if kind == "helped":
-        losses = {first: 2 * loss, other: -loss}
-        return Truth(kind=kind, culprits=frozenset({first}), effect=additive(losses))
-    both = frozenset({first, second})
-    needed = 2 if kind == "together" else 1
-    return Truth(
-        kind=kind,
-        culprits=both,
-        effect=lambda applied: loss * (len(applied & both) >= needed),
-        count=2,
-    )
+        return Truth(frozenset({first}), additive({first: 2 * loss, other: -loss}))
+    if kind in ("together", "hidden"):
+        both = frozenset({first, second})
+        needed = 2 if kind == "together" else 1
+        return Truth(both, lambda applied: loss * (len(applied & both) >= needed))
+    losses = {
+        "one": {first: loss},
+        "two": {first: loss, second: loss},
+        "three": {first: loss, second: loss, third: loss},
+        "partial": {first: 3 * loss, second: loss},
+    }[kind]
+    return Truth(frozenset(losses), additive(losses))
 
 
 def searched(
@@ -121,12 +114,10 @@ class Tally:
     right: int = 0
     wrong: int = 0
     """Something named as proved that is no culprit."""
-    of: int = 0
     trials: int = 0
 
     def add(self, found: Bisection, true: Truth) -> None:
         is_found, named = found.finding is BisectionFinding.FOUND, culprits(found)
-        self.of += 1
         self.right += is_found and named == true.culprits
         self.wrong += is_found and not named <= true.culprits
         self.trials += found.trials
@@ -134,14 +125,12 @@ class Tally:
 
 def plain_halving(machine: Machine, changes: int) -> frozenset[int]:
     """Halve by single runs: an environment is bad if it is 5 % slower than the good one's run."""
-    good = machine.make_run(frozenset())
-    assert good is not None
+    good = machine.log_s(0)
     low, high = 0, changes
     while high - low > 1:
         middle = (low + high) // 2
-        log_s = machine.make_run(frozenset(range(middle)))
-        assert log_s is not None
-        low, high = (low, middle) if log_s - good > math.log(1.05) else (middle, high)
+        is_slower = machine.log_s(middle) - good > math.log(1.05)
+        low, high = (low, middle) if is_slower else (middle, high)
     return frozenset({low})
 
 
@@ -170,9 +159,7 @@ def triage(machine: Machine, changes: int) -> frozenset[int] | None:
     def is_bad(state: int, fewest: int = 1) -> bool | None:
         new: list[float] = []
         while len(new) < 4:
-            log_s = machine.make_run(frozenset(range(state)))
-            assert log_s is not None
-            new.append(log_s)
+            new.append(machine.log_s(state))
             odds = evidence(sides[True], new) - evidence(sides[False], new)
             if len(new) >= fewest and abs(odds) > math.log(0.997 / 0.003):
                 sides[odds > 0].extend(new)
@@ -180,10 +167,7 @@ def triage(machine: Machine, changes: int) -> frozenset[int] | None:
         return None
 
     for is_slow, state in ((False, 0), (True, changes)):
-        for _ in range(2):
-            log_s = machine.make_run(frozenset(range(state)))
-            assert log_s is not None
-            sides[is_slow].append(log_s)
+        sides[is_slow] += [machine.log_s(state) for _ in range(2)]
     low, high = 0, changes
     while high - low > 1:
         middle = (low + high) // 2

@@ -52,8 +52,7 @@ def test_healthy_fleets_have_no_sick_nodes() -> None:
 def test_nodes_at_different_hours_are_not_called_slow_for_their_hour() -> None:
     """A drift of 3 % is ten times the spread, so that by itself it would make half of them slow."""
     fleet = fleet_of(3, spread=0.003, noise=0.002, drift=DRIFTS["rising"])
-    sweep = fleet.sweep()
-    assert not sick(sweep.verdict)
+    assert not sick(fleet.sweep().verdict)
 
 
 def test_a_drift_goes_on_to_both_ends_of_a_sweep() -> None:

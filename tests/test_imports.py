@@ -310,20 +310,6 @@ def test_each_source_becomes_rows_with_its_values(
     assert sorted(found) == rows
 
 
-def test_a_folder_in_which_gpus_were_devices_keeps_its_rows(tmp_path: Path) -> None:
-    day, nights = {"num_gpus_per_node": 4}, tmp_path / "nights"
-    imported(write(tmp_path / "reports", report(0, images(100))), "-o", nights)
-    state = nights / "import.json"
-    begun_earlier = json.loads(state.read_text())
-    del begun_earlier["has_devices"]
-    state.write_text(json.dumps(begun_earlier))
-    imported(write(tmp_path / "later", report(1, images(101), **day)), "-o", nights)
-    read = read_nights([nights])
-    assert {run.label for results in read for run in results.runs} == {
-        "Img %n=4/throughput on 4 devices"
-    }
-
-
 def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

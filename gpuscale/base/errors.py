@@ -119,7 +119,6 @@ class QueryError(GpuscaleError):
     """Raised if a GPU's driver does not answer a query; the message is the driver's own."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
-        """Store the driver's reason and its error code."""
         super().__init__(reason)
         self.code = code
 

@@ -119,7 +119,6 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
     description: Name
     scheduler: str
-    """Name of the scheduler, a key of `SCHEDULERS`."""
     job: JobSettings
     node: GpuNodes = GpuNodes()
     measure: Measured = Measured()

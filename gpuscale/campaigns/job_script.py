@@ -29,7 +29,6 @@ class JobRequest:
     """Results file of a job that only measures, quoted for a shell; None for a nightly run."""
 
     def __post_init__(self) -> None:
-        """Raise a UsageError that names all missing options."""
         profile, lacks = self.profile, dict[str, str]()
         if not profile.measure.gpus:
             lacks["on how many GPUs to measure"] = "--gpus 1,2,4"

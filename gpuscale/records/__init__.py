@@ -14,13 +14,7 @@ from gpuscale.records.baseline import (
 )
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
-from gpuscale.records.environment import (
-    Environment,
-    EnvironmentChange,
-    GpuDevice,
-    Node,
-    pci_addresses,
-)
+from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.evidence import (
     Failure,
     FailureKind,

@@ -69,7 +69,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     against: Reference | None = None
     """Reference for `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
     jobs: int = 0
-    """Number of jobs that measured the node."""
     jobs_slow: int = 0
     """Number of jobs in which `row` was slow."""
     past: float | None = None

@@ -147,9 +147,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Affected ranks; empty if all ranks are affected, or if the affected ranks are unknown."""
     hosts: tuple[str, ...] = ()
-    """Hosts of the affected ranks."""
     device_uuids: tuple[str, ...] = ()
-    """UUIDs of the affected devices."""
     is_whole_host: bool = False
     """True if all ranks of one host, and no ranks of other hosts, are affected."""
     seen_in: CountOf | None = None

@@ -179,11 +179,6 @@ class Environment(Record, frozen=True, kw_only=True):
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
 
 
-def pci_addresses(gpus: Iterable[GpuDevice]) -> dict[str, str | None]:
-    """Return the PCI address of each GPU, keyed by UUID; an unknown address is None."""
-    return {gpu.uuid: gpu.pci_address for gpu in gpus if gpu.uuid}
-
-
 def without_software(reason: str | None = None) -> Environment:
     """Return an environment whose software is unknown for the given reason."""
     return Environment(device=UNRECORDED, packages_absent=reason)

@@ -97,13 +97,6 @@ def median_window_s(windows: Sequence[Window]) -> float:
     return statistics.median(window.time_s for window in windows)
 
 
-def median_step_time_s(windows: Sequence[Window], steps_per_window: int | None) -> float | None:
-    """Return a run's step time T, the median over windows, in seconds; None without windows."""
-    if not windows or not steps_per_window:
-        return None
-    return median_window_s(windows) / steps_per_window
-
-
 class RankReport(Record, frozen=True, kw_only=True):
     """Host, devices, memory, pace and results of one rank; a field is None if unknown."""
 

@@ -75,7 +75,6 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...]
     """The command line, split into words; placeholders such as `{gpus}` are not yet filled in."""
     folder: str
-    """Working directory of the command."""
     launch: Launch
     processes: int = 1
     """Number of processes that gpuscale starts: one for each rank, or one for each node if the

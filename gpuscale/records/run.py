@@ -16,10 +16,9 @@ from gpuscale.records.evidence import (
     NodeEvidence,
     RankReport,
     Window,
-    median_step_time_s,
     median_window_s,
 )
-from gpuscale.records.metrics import METRICS, STEP_TIME, validate_measured
+from gpuscale.records.metrics import STEP_TIME, validate_measured
 from gpuscale.records.probes import Probe
 from gpuscale.records.record import (
     Count,
@@ -184,6 +183,12 @@ def deduplicated(read: Iterable[Results]) -> list[Results]:
     return [kept[at] for at in sorted(kept)]
 
 
+def _median_step_time_s(run: Run) -> float | None:
+    if not run.windows or not run.steps_per_window:
+        return None
+    return median_window_s(run.windows) / run.steps_per_window
+
+
 def _exposed_communication_s(run: Run) -> float | None:
     if len(run.ranks) < 2:
         return None
@@ -192,7 +197,7 @@ def _exposed_communication_s(run: Run) -> float | None:
         return run.synchronization_s
     # The stage that waits least waits only for the bubble and exposed transfers.
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
-    step_time_s = median_step_time_s(run.windows, run.steps_per_window)
+    step_time_s = _median_step_time_s(run)
     return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)
 
 
@@ -212,7 +217,7 @@ def _energy_per_sample_j(run: Run) -> float | None:
 
 
 _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
-    STEP_TIME: lambda run: median_step_time_s(run.windows, run.steps_per_window),
+    STEP_TIME: _median_step_time_s,
     "exposed_communication_s": _exposed_communication_s,
     "peak_memory_bytes": _peak_memory_bytes,
     "energy_per_sample_j": _energy_per_sample_j,
@@ -224,7 +229,7 @@ def with_measured(run: Run) -> Run:
     """Return the run with every metric that can be computed from the run's evidence."""
     if run.configuration.metric is not None:
         return run
-    values = {metric.name: _MEASURES[metric.name](run) for metric in METRICS}
+    values = {name: measure(run) for name, measure in _MEASURES.items()}
     measured = {name: float(value) for name, value in values.items() if value is not None}
     return msgspec.structs.replace(run, measured=measured)
 

@@ -98,7 +98,6 @@ class ScalingPoint(RowMixin, Scaling):
     peak_host_memory_bytes: int | None = None
     """Largest peak resident set size of any rank."""
     figure: PublishedFigure | None = None
-    """The published figure that the point comes from."""
 
     @property
     def epoch_time_s(self) -> Estimate | None:

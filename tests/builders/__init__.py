@@ -343,10 +343,5 @@ def made_baseline(
     runs: Mapping[int, Sequence[Made]], *, tolerances: Tolerances | None = None
 ) -> Baseline:
     """A baseline that keeps the evidence of these runs, from one allocation."""
-    return Baseline(
-        name="nightly",
-        cluster="ARC4",
-        hardware=V100,
-        tolerances=tolerances or Tolerances(),
-        runs=tuple(replace(without_windows(run), allocation="then") for run in measured(runs).runs),
-    )
+    made = tuple(replace(without_windows(run), allocation="then") for run in measured(runs).runs)
+    return replace(baseline({}), tolerances=tolerances or Tolerances(), runs=made)

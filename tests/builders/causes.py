@@ -1,7 +1,6 @@
 """Baselines and results of a training that lost time in one known place, with noise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,12 +47,6 @@ class KnownFault(NamedTuple):
 
 
 Devices = Callable[[GpuSummary], GpuSummary]
-
-
-def as_they_are(summary: GpuSummary) -> GpuSummary:
-    return summary
-
-
 FAULTS = {
     "late batches, all ranks": KnownFault(LATE, CauseKind.DATA),
     "late copies, all ranks": KnownFault(Fault(h2d_s=LOST_S), CauseKind.DATA),
@@ -76,7 +69,7 @@ def noisy_run(
     night: float,
     configuration: Configuration = CNN,
     telemetry: bool = False,
-    devices: Devices = as_they_are,
+    devices: Devices = lambda summary: summary,
 ) -> Run:
     """One run with noise, in which some or all ranks have a fault.
 
@@ -159,16 +152,6 @@ def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict
     return {entry.key.gpus: entry for entry in comparison.entries}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """How often diagnosis found the right cause of a fault."""
-
-    losses: int
-    """Number of rows that were called worse; only these get causes."""
-    right: int
-    """Number of rows whose first cause and its ranks are right."""
-
-
 def tally(
     rng: np.random.Generator,
     known: KnownFault,
@@ -177,8 +160,11 @@ def tally(
     deviation: float,
     runs: int,
     trials: int,
-) -> Tally:
-    """Simulate nights with a fault, each after a baseline of its own with six runs."""
+) -> tuple[int, int]:
+    """Simulate nights with a fault, each after a baseline of its own with six runs.
+
+    Return in how many the row was called worse, and how often its first cause was right.
+    """
     losses = right = 0
     for _ in range(trials):
         before = well(rng, [1, gpus], deviation=deviation, telemetry=True)
@@ -187,4 +173,4 @@ def tally(
         if row.verdict.is_loss:
             losses += 1
             right += (row.causes[0].kind, row.causes[0].ranks) == (known.kind, known.ranks)
-    return Tally(losses=losses, right=right)
+    return losses, right

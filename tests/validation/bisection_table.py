@@ -34,7 +34,7 @@ def row(kind: str, noise: float, count: int, first: int, changes: int = 16) -> s
         f"{100 * right / count:.0f}, {100 * wrong / count:.0f} % ({made / count:.0f})"
         for (right, wrong), made in zip(cells, runs, strict=True)
     ]
-    trials = f"{ours.trials / count:.1f} of {1.5 * true.count * math.log2(changes):.0f}"
+    trials = f"{ours.trials / count:.1f} of {1.5 * len(true.culprits) * math.log2(changes):.0f}"
     return f"| {kind}, {100 * noise:g} % | {' | '.join(words)} | {trials} |"
 
 

@@ -58,7 +58,6 @@ class Packages(Kind):
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
     _all: Mapping[str, Pair] = field(default_factory=dict)
-    """Requirements in the good and the bad environment, keyed by package name."""
     _folder: Path = Path()
 
     def __post_init__(self) -> None:

@@ -36,7 +36,6 @@ class BisectionSide:
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables, as recorded in results."""
     runs: tuple[Run, ...] = ()
     """Runs that were measured in the environment, if it is given as results or a baseline."""
 

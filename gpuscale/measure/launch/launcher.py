@@ -20,7 +20,7 @@ from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, wait_for, write_atomically
 from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
-from gpuscale.records import Environment, Failure, Node, NodeProbe, Run, RunRequest, pci_addresses
+from gpuscale.records import Environment, Failure, Node, NodeProbe, Run, RunRequest
 from gpuscale.records.probes import NodeProbeRequest
 
 _DESCRIBE_S = 180.0
@@ -186,7 +186,8 @@ class Launcher:
         for position, name in enumerate(placement.hosts):
             node = nodes[name]
             used = request.devices[: min(per_host, request.gpus - per_host * position)]
-            if addresses := pci_addresses(gpu for gpu in node.gpus if gpu.index in used):
+            own = (gpu for gpu in node.gpus if gpu.index in used)
+            if addresses := {gpu.uuid: gpu.pci_address for gpu in own if gpu.uuid}:
                 gpus[node.host] = addresses
         directory.gpus.write(gpus)
 

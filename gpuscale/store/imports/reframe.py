@@ -5,7 +5,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,13 @@ import msgspec
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.records.record import from_builtins, from_json
-from gpuscale.store.imports.session import Defaults, RecordedValue, Reference, Session
+from gpuscale.store.imports.session import (
+    Defaults,
+    RecordedValue,
+    Reference,
+    Session,
+    moment_s,
+)
 from gpuscale.workload.printed_figures import positive
 
 _NOT_MEASURED = ("skip", "abort")
@@ -91,7 +96,6 @@ class _Info(msgspec.Struct):
     uuid: str | None = None
     hostname: str | None = None
     time_start_unix: float | None = None
-    time_start: str | None = None
 
 
 class _Part(msgspec.Struct):
@@ -109,10 +113,14 @@ def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
         report = from_json(_Report, _NOT_A_NUMBER.sub("null", text))
         cases = [case for part in report.runs for case in part.testcases]
         info, ends_s = report.session_info, [case.ended_s for case in cases if case.ended_s]
+        began_s = info.time_start_unix or min(ends_s, default=0.0)
+        if not began_s:
+            problem = "neither the session nor any test has a time, so the report cannot be dated"
+            raise DecodeError("session_info", problem)
         key = info.uuid or f"{path.stem}-{min(ends_s, default=0):.0f}"
         for place in dict.fromkeys(case.place for case in cases):
             of_place = [case for case in cases if case.place == place]
-            yield _session(key, _began_s(info, ends_s), of_place, info.hostname)
+            yield _session(key, began_s, of_place, info.hostname)
         return
     days = defaultdict[float, list[_Case]](list)
     for case in _logged(path, text):
@@ -120,16 +128,6 @@ def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
         days[ended_s - ended_s % _DAY_S].append(case)
     for day_s, of_day in days.items():
         yield _session(f"{path.stem}-log", day_s, of_day)
-
-
-def _began_s(info: _Info, ends_s: Sequence[float]) -> float:
-    if info.time_start_unix is not None or ends_s:
-        return info.time_start_unix or min(ends_s)
-    try:
-        return datetime.fromisoformat(info.time_start or "").timestamp()
-    except ValueError:
-        problem = "neither the session nor any test has a time, so the report cannot be dated"
-        raise DecodeError("session_info", problem) from None
 
 
 def _session(key: str, began_s: float, cases: Sequence[_Case], host: str | None = None) -> Session:
@@ -185,10 +183,8 @@ def _logged_values(fields: Mapping[str, str]) -> dict[str, list[Any]]:
 
 
 def _ended_s(fields: Mapping[str, str]) -> float:
-    if ended_s := positive(fields.get("job_completion_time_unix")):
-        return ended_s
-    try:
-        return datetime.fromisoformat(fields.get("job_completion_time", "")).timestamp()
-    except ValueError:
+    times = map(fields.get, ("job_completion_time_unix", "job_completion_time"))
+    if (ended_s := moment_s(next(filter(None, times), ""))) is None:
         problem = "a performance log needs the column job_completion_time(_unix)"
-        raise DecodeError("", f"{problem}; add it to handlers_perflog of the site") from None
+        raise DecodeError("", f"{problem}; add it to handlers_perflog of the site")
+    return ended_s

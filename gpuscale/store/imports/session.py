@@ -4,7 +4,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -23,6 +24,7 @@ from gpuscale.records.record import from_json, to_json
 from gpuscale.store.file_formats import encode_header
 from gpuscale.store.files import file_errors, read_with, replace_file
 from gpuscale.store.results import read_results
+from gpuscale.workload.printed_figures import positive
 
 _STATE = "import.json"
 
@@ -53,7 +55,6 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     batch_per_gpu: int | None = None
     gpus_per_node: int | None = None
     timed: Timed | None = None
-    """Part of the training that the times cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,17 @@ class Session:
     def file_name(self) -> str:
         """Name of the results file; file names in one folder sort by age."""
         return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
+
+
+def moment_s(text: str) -> float | None:
+    """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds to Unix seconds."""
+    with suppress(ValueError, OverflowError, OSError):
+        if (seconds := positive(text)) is None:
+            found = datetime.fromisoformat(text.strip())
+            seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        datetime.fromtimestamp(seconds, UTC)
+        return seconds
+    return None
 
 
 def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
@@ -200,9 +212,6 @@ class _State(msgspec.Struct):
     """Direction of each metric by name: True if more is better."""
     files: dict[str, tuple[int, int]] = {}
     """Size and modification time (ns) of each imported file, by path."""
-    has_devices: bool = False
-    """True if runs have the type of device that the tool recorded. False in folders begun by an
-    earlier gpuscale: there, later nights omit it too, so that they belong to the same rows."""
 
 
 class ImportFolder:
@@ -217,7 +226,6 @@ class ImportFolder:
         with file_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
         state = self._path / _STATE
-        self._state.has_devices = True
         if state.exists():
             self._state = read_with(state, lambda text: from_json(_State, text))
         self._state.more_is_better |= self._better
@@ -247,9 +255,6 @@ class ImportFolder:
                 f"{visible(str(path))} is of {session.system}, and {visible(str(self._path))} has "
                 f"nights of {known}; name one with --system, and give each a folder of its own"
             )
-        if not self._state.has_devices:
-            values = tuple(replace(value, device=UNRECORDED) for value in session.values)
-            session = replace(session, values=values)
         results = results_of(session, self._state.more_is_better)
         self._state.system = known or session.system
         file = self._path / session.file_name

@@ -18,7 +18,7 @@ from gpuscale.base.host import UNRECORDED_GPU
 from gpuscale.records.record import from_json
 from gpuscale.store.files import read_with
 from gpuscale.store.imports import reframe, table
-from gpuscale.store.imports.session import Defaults, RecordedValue, Session
+from gpuscale.store.imports.session import Defaults, RecordedValue, Session, moment_s
 from gpuscale.workload.printed_figures import Mlperf, NcclTests, positive
 
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.* on\s+(\S+) device")
@@ -135,7 +135,10 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     found = defaultdict[tuple[str | None, float], list[RecordedValue]](list)
     for row in lines:
         revision = row[version] or None if version else None
-        found[revision, _moment_s(row[time] or "", lines.line_num)] += (
+        if (began_s := moment_s(row[time] or "")) is None:
+            expected = "expected a time such as 2026-03-01T03:00:00 or Unix seconds"
+            raise DecodeError("", f"{expected}, found '{row[time]}'", line=lines.line_num)
+        found[revision, began_s] += (
             RecordedValue(case=path.stem, metric=name.strip(), value=value)
             for name, text_ in row.items()
             if name not in (time, version, None) and (value := positive(text_))
@@ -143,19 +146,6 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     for (revision, began_s), values in found.items():
         key = f"{path.stem}-{revision}" if revision else path.stem
         yield Session(key=key, began_s=began_s, revision=revision, values=tuple(values))
-
-
-def _moment_s(text: str, line: int) -> float:
-    """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds; return Unix seconds."""
-    try:
-        if (seconds := positive(text)) is None:
-            found = datetime.fromisoformat(text.strip())
-            seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-        datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        problem = f"expected a time such as 2026-03-01T03:00:00 or Unix seconds, found '{text}'"
-        raise DecodeError("", problem, line=line) from None
-    return seconds
 
 
 SOURCES: Mapping[str, ImportedTool] = {
