@@ -39,8 +39,14 @@ def gpuscale(
 
 def python(*arguments: object, **variables: str) -> "CompletedProcess[str]":
     """Run Python in a process of its own, with further variables."""
+    return python_in(Path.cwd(), *arguments, **variables)
+
+
+def python_in(folder: Path, *arguments: object, **variables: str) -> "CompletedProcess[str]":
+    """Run Python in a process and a folder of its own, with further variables."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
+        cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
         text=True,

@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from ci_checkout import (
     run_script,
     write_program,
 )
+from command_line import gpuscale
 
 IN_A_CONTAINER = """\
 description = "Here"
@@ -121,12 +121,9 @@ def test_job_measures_and_judges_its_clusters_case(
     assert night.calls("pytest") == [f"{measured} {rest}"]
     assert night.judged() == {(case, gpus) for gpus in judged}
     assert "ok" in (night.directory / "comparison.txt").read_text()
+    loaded = "modules: load Stages/2025 GCC Python\n" in night.output
+    assert loaded == (script == "juwels-booster.sbatch")
     assert (REPOSITORY / measured.split("::")[0].split()[0]).is_file()
-
-
-def test_a_job_loads_the_modules_of_its_profile(checkout: Path) -> None:
-    night = run_script(checkout, "juwels-booster.sbatch")
-    assert "modules: load Stages/2025 GCC Python\n" in night.output
 
 
 @pytest.mark.parametrize(
@@ -153,14 +150,8 @@ def test_early_failures_end_with_2(checkout: Path, script: str, settings: dict[s
 
 def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(checkout: Path) -> None:
     (checkout / "own.toml").write_text(IN_A_CONTAINER)
-    script = subprocess.run(
-        [sys.executable, "-m", "gpuscale", "submit", "./own.toml", "--gpus", "1", "--print"],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        check=True,
-    ).stdout
-    (checkout / "job").write_bytes(script)
+    script = gpuscale("submit", "./own.toml", "--gpus", "1", "--print", cwd=checkout).stdout
+    (checkout / "job").write_text(script)
     inside = {"SLURM_JOB_ID": JOB, "SLURM_SUBMIT_DIR": str(checkout)}
     environment = job_environment(checkout, inside)
     run = partial(run_night, ["bash", "job"], checkout)
@@ -183,7 +174,7 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(chec
     assert told.startswith("4, it's all was measured, nothing failed; not judged yet: ")
     assert told.endswith("exit code 4 is expected until 4 nights are kept")
     (checkout / "own.toml").unlink()
-    (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))
+    (checkout / "job").write_text(script.replace("export PROXY", "false; export PROXY"))
     assert run({**environment, "SLURM_JOB_ID": "4712"}, checkout).exit_code == 2
 
 
@@ -204,36 +195,16 @@ def test_two_nights_never_share_a_directory_which_keeps_the_baseline(checkout: P
     assert len(again.calls("pytest")) == 1
 
 
-@pytest.fixture
-def real_environment(tmp_path: Path) -> dict[str, str]:
-    """Settings for nights with this environment's own pytest and gpuscale, kept in tmp_path."""
+@pytest.mark.thorough
+def test_real_pytest_knows_the_options_of_the_job(tmp_path: Path) -> None:
     if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
         pytest.skip("needs gpuscale installed in this environment (make setup)")
-    folders = {"GPUSCALE_VENV": sys.prefix, "GPUSCALE_NIGHTLY_DIR": str(tmp_path / "nights")}
-    return {**os.environ, **folders}
-
-
-@pytest.mark.thorough
-def test_a_real_cpu_night_does_not_match(real_environment: dict[str, str], tmp_path: Path) -> None:
-    measure = "measure bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1 --device cpu --runs 1"
-    compare = "compare baselines/arc4.json --case mnist_cnn/ddp --gpus 1"
-    command = f"ci/nightly.sh here {JOB} {measure} --run-seconds 1 {compare}"
-    night = run_night(command.split(), REPOSITORY, real_environment, REPOSITORY)
-    assert night.exit_code == 4, night.output
-    (kept,) = (tmp_path / "nights/here").glob("*_*")
-    assert "all measured: yes\n" in (kept / "night.txt").read_text()
-    comparisons = ("comparison.txt", "comparison.json", "comparison.md", "comparison.xml")
-    for name in (*comparisons, "report.html"):
-        assert "mnist_cnn" in (kept / name).read_text()
-
-
-@pytest.mark.thorough
-def test_real_pytest_knows_the_options_of_the_job(real_environment: dict[str, str]) -> None:
     script = "arc4.sge"
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs, and the job would measure for minutes")
     submitted_from = dict.fromkeys(SUBMITTED_FROM, str(REPOSITORY))
-    environment = {**real_environment, **SCRIPTS[script], **submitted_from}
+    folders = {"GPUSCALE_VENV": sys.prefix, "GPUSCALE_NIGHTLY_DIR": str(tmp_path / "nights")}
+    environment = {**os.environ, **folders, **SCRIPTS[script], **submitted_from}
     night = run_night(["bash", f"ci/{script}"], REPOSITORY, environment, REPOSITORY)
     assert night.exit_code == 6, night.output
     assert "torch sees no GPU on" in night.output

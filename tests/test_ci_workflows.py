@@ -7,12 +7,14 @@ import subprocess
 import sys
 import textwrap
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ci_checkout import JOB, REPOSITORY, job_environment, make_checkout, run_night, write_program
 from measuring import TINY_CASE
+from statements import known
 
 WORKFLOWS = {"gitlab-ci.yml": {"CI_JOB_ID": JOB}, "github-actions.yml": {"NIGHT": JOB}}
 
@@ -27,13 +29,8 @@ def commands_of(workflow: str, first_line: str) -> str:
     lines = (REPOSITORY / "ci" / workflow).read_text().splitlines()
     (start,) = [number for number, line in enumerate(lines) if line.strip().startswith(first_line)]
     assert re.fullmatch(r" +(- |run: )\|", lines[start - 1])
-    indent = re.match(" *", lines[start])
-    assert indent is not None
-    block = []
-    for line in lines[start:]:
-        if not line.startswith(indent[0]):
-            break
-        block.append(line)
+    indent = lines[start][: -len(lines[start].lstrip())]
+    block = takewhile(lambda line: line.startswith(indent), lines[start:])
     return textwrap.dedent("\n".join(block))
 
 
@@ -54,9 +51,8 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(checkout: Path, wor
     for kept in ("comparison.json", "comparison.md", "comparison.xml"):
         assert (night.directory / kept).exists()
     # Where the file says that it picks the night up.
-    pattern = re.search(r"^ +(?:- |path: )(\.gpuscale/\S*?_)\$.*/$", text, re.MULTILINE)
-    assert pattern is not None
-    assert list(checkout.glob(pattern[1] + JOB)) == [night.directory]
+    (place,) = re.findall(r"^ +(?:- |path: )(\.gpuscale/\S*?_)\$.*/$", text, re.MULTILINE)
+    assert list(checkout.glob(place + JOB)) == [night.directory]
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
@@ -105,11 +101,9 @@ def test_github_shows_the_verdict(tmp_path: Path, compared: bool) -> None:
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_a_night_is_compared_before_the_service_ends_it(tmp_path: Path, workflow: str) -> None:
     text = (REPOSITORY / "ci" / workflow).read_text()
-    limit = re.search(r"^ +timeout(?:-minutes)?: (\d+)", text, re.MULTILINE)
+    limit = known(re.search(r"^ +timeout(?:-minutes)?: (\d+)", text, re.MULTILINE))
     commands = commands_of(workflow, "# Before the job")
-    asked = re.search(r"timeout --preserve-status -s TERM (\d+)m ", commands)
-    assert limit is not None
-    assert asked is not None
+    asked = known(re.search(r"timeout --preserve-status -s TERM (\d+)m ", commands))
     assert int(asked[1]) + 5 <= int(limit[1])
     results = 'cp "$MEASURED" "$(printf "%s\\n" "$@" | grep results.jsonl)"; echo >"$CALLS/pytest"'
     program = f"#!/bin/bash\n{results}\nsleep 120 & trap 'kill $!; exit 143' TERM; wait\n"

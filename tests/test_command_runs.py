@@ -32,8 +32,7 @@ def check_step_time(run: Run) -> None:
     The lines of two ranks in one pipe would halve it.
     """
     assert run.failure is None
-    assert run.step_time_s is not None
-    assert 0.008 < run.step_time_s < 0.2
+    assert 0.008 < known(run.step_time_s) < 0.2
 
 
 def be_rank(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -46,8 +45,7 @@ def test_a_step_takes_as_long_as_its_lines_are_apart(tmp_path: Path) -> None:
     run = measured(tmp_path, FOREVER)
     check_step_time(run)
     assert len(run.windows) == 10
-    assert run.steps_per_window is not None
-    assert run.steps_per_window >= 5
+    assert known(run.steps_per_window) >= 5
     # Nothing that lines do not tell.
     assert run.ranks == ()
     assert run.unsynced_windows == ()
@@ -353,9 +351,8 @@ def test_a_shell_reads_the_ranks_output(tmp_path: Path) -> None:
 def test_a_shell_hides_no_failed_rank(tmp_path: Path) -> None:
     script = ON_RANK_1.format(end="raise RuntimeError('label 7')")
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
-    failure = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>&1 | tee log'").failure
-    assert failure is not None
-    assert failure.message.startswith("rank 1 raised RuntimeError: label 7")
+    run = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>&1 | tee log'")
+    assert known(run.failure).message.startswith("rank 1 raised RuntimeError: label 7")
     assert "RuntimeError: label 7" in Path("log").read_text()
 
 

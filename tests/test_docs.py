@@ -96,10 +96,9 @@ FORMAT_TEXT = FORMAT_PAGE.read_text(encoding="utf-8")
     ("block", "kind"), [("jsonl results", Results), ("json baseline", Baseline)]
 )
 def test_the_examples_are_read(tmp_path: Path, block: str, kind: type) -> None:
-    found = re.search(rf"```{block}\n(.*?)```", FORMAT_TEXT, re.DOTALL)
-    assert found is not None
+    (example,) = re.findall(rf"```{block}\n(.*?)```", FORMAT_TEXT, re.DOTALL)
     path = tmp_path / "example"
-    path.write_text(found[1], encoding="utf-8")
+    path.write_text(example, encoding="utf-8")
     assert isinstance(read_any(path), kind)
 
 

@@ -17,6 +17,7 @@ from measuring import (
     start_pytest,
     write_case,
 )
+from statements import known
 from warm_sessions import TIMEOUT_S
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
@@ -123,10 +124,10 @@ def test_a_case_that_fails_is_recorded_as_what_it_is(
     failing: Session, case: str, kind: str, rank: int | None, words: str
 ) -> None:
     (run,) = [run for run in failing.results.runs if run.configuration.case == case]
-    assert run.failure is not None
+    failure = known(run.failure)
     assert not run.is_valid
-    assert run.failure.kind == kind
-    assert rank in (None, run.failure.rank)
+    assert failure.kind == kind
+    assert rank in (None, failure.rank)
     assert words in failing.output
 
 

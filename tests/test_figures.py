@@ -13,6 +13,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
+from statements import known
 from test_over_nights import moved, write_nights
 
 from gpuscale.analysis.history import history_of
@@ -42,9 +43,7 @@ def measured(
 
 
 def drawn(name: str, measurements: Measurements) -> Picture:
-    picture = FIGURES[name](measurements)
-    assert picture is not None
-    return picture
+    return known(FIGURES[name](measurements))
 
 
 def curves_in(axes: Axes) -> dict[str, ErrorbarContainer]:
@@ -66,14 +65,14 @@ def test_a_curve_is_at_its_values_with_its_intervals_and_gpus_as_ticks() -> None
     (axes,) = drawn("throughput", Measurements(runs=runs)).figure.axes
     (curve,) = curves_in(axes).values()
     line, _, (bars,) = curve.lines
-    assert line is not None
     assert [*axes.get_xticks()] == [1, 2, 4]
     points = scaling_points(runs)
-    for point, value, bar in zip(points, at_of(line)[:, 1], bars.get_segments(), strict=True):
-        assert point.samples_per_s is not None
-        assert value == pytest.approx(point.samples_per_s.value)
-        bounds = (point.samples_per_s.low, point.samples_per_s.high)
-        assert [*bar[:, 1]] == pytest.approx(bounds)
+    for point, value, bar in zip(
+        points, at_of(known(line))[:, 1], bars.get_segments(), strict=True
+    ):
+        estimate = known(point.samples_per_s)
+        assert value == pytest.approx(estimate.value)
+        assert [*bar[:, 1]] == pytest.approx((estimate.low, estimate.high))
 
 
 @pytest.mark.parametrize("name", ["throughput", "speedup"])
@@ -165,8 +164,7 @@ def test_a_published_time_of_a_job_is_drawn_alone_but_its_speedup_beside_others(
     time, _, speedup = (curves_in(axes) for axes in beside.figure.axes)
     assert [*time] == ["ddp"]
     assert [*speedup] == ["ddp", "ddp, published"]
-    assert baseline.source is not None
-    assert baseline.source.title in notes_below(beside)
+    assert known(baseline.source).title in notes_below(beside)
 
 
 def of_phases(
@@ -213,8 +211,7 @@ def test_a_long_time_per_epoch_is_drawn_in_minutes_or_hours(
     (axes,) = drawn("time", Measurements(runs=measured(factor=factor))).figure.axes
     assert axes.get_ylabel().splitlines()[0] == f"time per epoch ({unit})"
     (curve,) = curves_in(axes).values()
-    assert curve.lines[0] is not None
-    assert at_of(curve.lines[0])[0, 1] == pytest.approx(value, rel=0.01)
+    assert at_of(known(curve.lines[0]))[0, 1] == pytest.approx(value, rel=0.01)
 
 
 @pytest.fixture(scope="module")

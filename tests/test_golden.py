@@ -4,8 +4,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from builders.nights import (
     write_night,
 )
 from changing import replace
+from command_line import python
 from statements import known
 
 from gpuscale import __version__
@@ -548,14 +547,8 @@ def test_a_job_script_of_a_users_own_folder_and_container_is_as_before(folder: P
 
 @pytest.mark.parametrize("fleet", ["0,1", "2,3", "4,5,6,7,8,9", "99", ""])
 def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path, driver: Path) -> None:
-    variables = {"LD_LIBRARY_PATH": str(driver), "FAKE_NVML_FLEET": fleet}
-    result = subprocess.run(
-        [sys.executable, "-m", "gpuscale", "doctor"],
-        env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {"LD_LIBRARY_PATH": str(driver), "FAKE_NVML_FLEET": fleet, "PYTHONPATH": str(ROOT)}
+    result = python("-m", "gpuscale", "doctor", **variables)
     # What is above the driver is this machine's own.
     text = result.stdout[result.stdout.index("driver ") :]
     name = fleet.replace(",", "_") or "none"

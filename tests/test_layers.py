@@ -7,6 +7,8 @@ from graphlib import TopologicalSorter
 from itertools import permutations
 from pathlib import Path
 
+from command_line import python_in
+
 PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
 # In the order of the data; a module imports from its own room and from those above it here.
@@ -172,11 +174,5 @@ def test_the_plugin_loads_no_machinery_without_gpus_asked_for(tmp_path: Path) ->
         "    heavy = ('torch', 'scipy', 'pynvml', 'gpuscale.plugin.session', 'gpuscale.records')\n"
         "    assert not [name for name in heavy if name in sys.modules]\n"
     )
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test_file)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    answer = python_in(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", test_file)
     assert answer.returncode == 0, answer.stdout

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from statements import known
 
 from gpuscale.base.errors import UsageError
 from gpuscale.workload.log_formats import FORMATS, Recognition
@@ -25,11 +26,6 @@ OF_EXAMPLES = {
     "tqdm": Mark(step=25, epoch=0, total_steps=50, loss=2.3),
     "step": Mark(step=100, epoch=1, total_steps=600, loss=0.1234),
 }
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_real_line_of_each_format_says_what_it_says(name: str) -> None:
-    assert FORMATS[name].read(FORMATS[name].example) == OF_EXAMPLES[name]
 
 
 def recognised(lines: Iterable[str]) -> tuple[LogFormat, ...]:
@@ -136,14 +132,8 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
     ],
 )
 def test_variants_of_a_line_are_read(name: str, line: str, mark: Mark) -> None:
-    read = FORMATS[name].read(plain(line))
-    assert read is not None
-    if mark.loss is not None and math.isnan(mark.loss):
-        assert read.loss is not None
-        assert math.isnan(read.loss)
-        assert repr(read) == repr(mark)
-    else:
-        assert read == mark
+    # Of floats, a nan equals no other.
+    assert repr(FORMATS[name].read(plain(line))) == repr(mark)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +147,11 @@ def test_variants_of_a_line_are_read(name: str, line: str, mark: Mark) -> None:
         "DLL 2020-09-15 14:29:14.427490 - Epoch: 0 train.loss : 6.93504  train.total_ips : 4294.9",
         "DLL 2020-09-15 14:29:14.427490 - Epoch: 0 Iteration: 9 Validation Iteration: 2 loss : 7",
         "DLL 2020-09-15 14:29:14.427490 - PARAMETER batch_size : 256",
-        " validation loss at iteration 100 | lm loss value: 3.0E+00 | lm loss PPL: 2.0E+01 |",
-        "[titan] - root - INFO - validate step: 10  loss: 10.7  memory: 30.99GiB(32%)  tps: 7,034",
         "[INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001], mom=[(0.9, 0.9)]",
         "epoch=0/micro_step=10/global_step=10, vm %: 12.0, swap %: 0.0",
         "Img/sec per GPU: 1489.1 +-3.2",
         "total images/sec: 97.40",
         "Step\tImg/sec\ttotal_loss",
-        "step 250: train loss 3.1, val loss 3.2",
-        "{'eval_loss': 0.5, 'eval_runtime': 3.2, 'eval_samples_per_second': 100.0, 'epoch': 1.0}",
-        "Validation DataLoader 0:  50%|█████     | 5/10 [00:00<00:00, 10.00it/s]",
         "Loading checkpoint shards: 100%|██████████| 2/2 [00:00<00:00, 10.00it/s]",
         "Map:  50%|█████     | 500/1000 [00:00<00:00, 12345.00 examples/s]",
         "100%|██████████| 170M/170M [00:05<00:00, 28.3MB/s]",
@@ -179,7 +164,7 @@ def test_variants_of_a_line_are_read(name: str, line: str, mark: Mark) -> None:
         'GPUSCALE {"step": "ten"}',
     ],
 )
-def test_a_line_of_validation_a_summary_or_other_text_is_no_mark(line: str) -> None:
+def test_a_line_of_a_summary_or_other_text_is_no_mark(line: str) -> None:
     assert not recognised([line])
 
 
@@ -194,8 +179,8 @@ def test_a_line_of_validation_a_summary_or_other_text_is_no_mark(line: str) -> N
     ],
 )
 def test_a_line_of_validation_tells_so_and_no_step(name: str, line: str) -> None:
-    mark = FORMATS[name].read(line)
-    assert mark is not None
+    assert not recognised([line])
+    mark = known(FORMATS[name].read(line))
     assert (mark.step, mark.validated) == (None, True)
 
 
@@ -205,8 +190,8 @@ def test_bars_do_not_hide_the_lines_of_a_script() -> None:
     assert [one.name for one in recognised([bar, FORMATS["timm"].example])] == ["timm"]
 
 
-def test_prefixes_that_launchers_and_loggers_add_change_nothing() -> None:
-    prefixes = ("[rank0]:", "[default0]:", "0: ", "2026-01-02 03:04:05,678 INFO: ", "wandb: ")
+def test_a_real_line_of_each_format_is_read_with_or_without_a_prefix_of_launchers() -> None:
+    prefixes = ("", "[rank0]:", "[default0]:", "0: ", "2026-01-02 03:04:05,678 INFO: ", "wandb: ")
     for one in FORMATS.values():
         for prefix in prefixes:
             assert one.read(prefix + one.example) == OF_EXAMPLES[one.name], prefix

@@ -3,10 +3,10 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python_in
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 from warm_sessions import AT_FIRST, environment_of_sessions
 
@@ -30,13 +30,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 def command(session: Session, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A Python module run where the session was."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=session.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python_in(session.folder, "-m", *arguments)
 
 
 def test_the_first_line_says_that_cpu_ranks_are_measured(session: Session) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import builders
 import pytest
+from statements import known
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
@@ -59,9 +60,7 @@ def test_rates_and_times_of_known_work_have_a_speedup_and_others_have_none(
     metric: OpenMetric, on_1: float, on_4: float, speedup: float | None
 ) -> None:
     one, four = scaling_points(results_with(metric, {1: [on_1], 4: [on_4]}).runs)
-    assert one.value is not None
-    assert four.value is not None
-    assert (one.value.value, four.value.value) == pytest.approx((on_1, on_4))
+    assert (known(one.value).value, known(four.value).value) == pytest.approx((on_1, on_4))
     assert four.step_time_s is None
     assert four.samples_per_s is None
     found = None if four.speedup is None else four.speedup.value

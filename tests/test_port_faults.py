@@ -14,6 +14,7 @@ from changing import replace
 from hosts import Cluster, Host, outside_environment, skip_without_hosts, start_hosts
 from measuring import REPOSITORY
 from slurm_cluster import TWO_NODES, slurm_cluster
+from statements import known
 
 from gpuscale.judge.diagnose.symptoms import find_port_faults
 from gpuscale.records import NodeEvidence, NodeProbe
@@ -269,7 +270,5 @@ def test_a_link_that_goes_down_and_up_during_a_run_is_counted(host: Host, tmp_pa
 def test_packets_that_a_link_drops_are_counted_as_sent_again(host: Host, tmp_path: Path) -> None:
     healthy = ports_after(host, "send('10.77.0.2', 1000)", tmp_path)["TCP"]
     lossy = ports_after(host, LOSS, tmp_path)["TCP"]
-    few, many = (port.growth_of("RetransSegs") for port in (healthy, lossy))
-    assert few is not None
-    assert many is not None
+    few, many = (known(port.growth_of("RetransSegs")) for port in (healthy, lossy))
     assert many > 10 + 10 * few

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from commands import gpuscale, measured, request_for
-from hosts import within_limit
+from hosts import processes_in, within_limit
 from measuring import run_gpuscale, run_pytest
 from statements import known
 
@@ -55,8 +55,7 @@ def test_a_rate_on_several_numbers_of_gpus_gives_a_speedup(tmp_path: Path) -> No
         (name, 2, 2, 195.0),
     ]
     _, two = scaling_points(results.runs)
-    assert two.speedup is not None
-    assert two.speedup.value == pytest.approx(1.95)
+    assert known(two.speedup).value == pytest.approx(1.95)
     for run in results.runs:
         # Nothing that the command did not print.
         unknown = (run.warmup_steps, run.batch_per_gpu, run.steps_per_window, run.windows)
@@ -95,6 +94,8 @@ def test_after_an_interrupt_only_what_is_missing_is_measured(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
+    assert "--resume r.jsonl" in output
+    assert processes_in(tmp_path) == []
     (tmp_path / "go").touch()
     options = ("--gpus", "1", "--runs", "3", "--resume", "r.jsonl")
     code, output = run_command(tmp_path, command, *options, figure=figure)
@@ -144,8 +145,7 @@ else:
         request_for(tmp_path, script, gpus=2, **asked),  # type: ignore[arg-type]
         RunDirectory(path=tmp_path / "run"),
     )
-    assert figures is not None
-    assert figures.values == (("images_per_s", 50.0),)
+    assert known(figures).values == (("images_per_s", 50.0),)
 
 
 def test_a_case_in_a_file_has_figures_too(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_site(scaling):
     assert scaling().measured == {"score": 11.0}
 """
     )
-    run_pytest(
-        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--results", "r.jsonl"
-    ).ended()
+    # Of a job, which has cases of both kinds.
+    of_all = ("--size", "smoke", "--results", "r.jsonl")
+    run_pytest(tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", *of_all).ended()
     names = [run.key.name for run in read_results(tmp_path / "r.jsonl").runs]
     assert names == ["site/score", "site/took_s"]
 
@@ -189,8 +189,8 @@ def test_bus_bandwidths_are_judged_by_size_and_collective(
     options = ("--gpus", "1", "--runs")
     Path("log").write_text(NCCL.format(large="60.$(date +%N | cut -c8)1", small="14.07"))
     Path("print.sh").write_text('eval "echo \\"$(cat log)\\""\n')
-    command, known = "sh print.sh", {"figure": "nccl-tests"}
-    assert run_command(tmp_path, command, *options, "6", **known)[0] == 0
+    command, of_nccl = "sh print.sh", {"figure": "nccl-tests"}
+    assert run_command(tmp_path, command, *options, "6", **of_nccl)[0] == 0
     recorded = [run.key.name for run in read_results(tmp_path / "r.jsonl").runs]
     sizes = ("all_reduce_32MiB", "all_gather_1MiB")
     printed = [f"site/{size}{place}_gb_s" for size in sizes for place in ("", "_in_place")]
@@ -199,18 +199,18 @@ def test_bus_bandwidths_are_judged_by_size_and_collective(
     # One size is slower, and the average as printed is not.
     Path("log").write_text(NCCL.format(large="48.$(date +%N | cut -c8)1", small="14.07"))
     judged = (*options, "3:6", "--baseline", "b.json")
-    code, output = run_command(tmp_path, command, *judged, results="s.jsonl", **known)
+    code, output = run_command(tmp_path, command, *judged, results="s.jsonl", **of_nccl)
     assert code == 1, output
     assert re.search(r"all_reduce_32MiB_gb_s.*\n?.*REGRESSED", output), output
     assert "1 regressed, 4 ok" in output, output
     assert main(["compare", "b.json", "s.jsonl"]) == 1
     # A size that is not measured any more is no pass.
     Path("log").write_text(NCCL.format(large="0", small="14.07").replace("33554432", "3355443"))
-    code, output = run_command(tmp_path, command, *judged, results="t.jsonl", **known)
+    code, output = run_command(tmp_path, command, *judged, results="t.jsonl", **of_nccl)
     assert code == 4, output
     assert "no line matches --figure for all_reduce_32MiB_gb_s" in output
     resumed = (*options, "6", "--resume", "r.jsonl")
-    code, output = run_command(tmp_path, command, *resumed, **known)
+    code, output = run_command(tmp_path, command, *resumed, **of_nccl)
     assert "6 skipped: measured before" in output
 
 

@@ -5,7 +5,6 @@ import math
 import os
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from builders.causes import SLOW, SLOW_LINK, night_of, well
 from builders.comparisons import view
 from builders.nights import Fault
 from changing import replace
-from command_line import TWO_CPU_RANKS, gpuscale, refusal
+from command_line import TWO_CPU_RANKS, gpuscale, python_in, refusal
 from hosts import Cluster, CpuGroup, cpu_groups
 from measuring import run_gpuscale, run_pytest, write_case
 from slurm_cluster import slurm_cluster
@@ -179,14 +178,10 @@ class Case(Tiny):
     record = ("--cluster", "here", "--weak", "--output", "base.json")
     assert gpuscale("baseline", "record", "well.jsonl", *record, cwd=tmp_path).returncode == 0
     write_case(tmp_path, slow.format(0.15))
-    words = (sys.executable, "-m", "gpuscale", "night", "here", "1")
-    night = subprocess.run(
-        [*words, "measure", *measure, "compare", "base.json"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    night = python_in(
+        tmp_path,
+        *("-m", "gpuscale", "night", "here", "1", "measure", *measure, "compare", "base.json"),
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     )
     (folder,) = (tmp_path / ".gpuscale/nightly/here").glob("*_1")
     assert night.returncode == 1, night.stdout

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from measuring import Session, run_pytest, write_case
+from statements import known
 
 from gpuscale.analysis.efficiency_budget import rank_skews
 from gpuscale.records import Phases, Run
@@ -81,13 +82,10 @@ def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:
         assert window.phases.total_s == pytest.approx(window.time_s, rel=0.03)
 
 
-def test_an_injected_crash_and_hang_are_found_as_such(tmp_path: Path) -> None:
+def test_an_injected_hang_is_found_as_such(tmp_path: Path) -> None:
     write_case(tmp_path, HEAVIER)
-    asked = ("--gpus", "2", *OPTIONS)
-    crash = ("--inject", "crash=0@20", "--results", "c.jsonl")
-    crashed = run_pytest(tmp_path, *asked, *crash).ended(1)
-    assert "rank 0 was killed by SIGSEGV" in crashed.output
-    hung = run_pytest(tmp_path, *asked, "--inject", "hang=1@20", "--timeout", "20").ended(1)
+    hang = ("--gpus", "2", "--inject", "hang=1@20", "--timeout", "20")
+    hung = run_pytest(tmp_path, *OPTIONS, *hang).ended(1)
     assert "not done after 20 s" in hung.output
     assert re.search(r"rank 1 was here:.*in at_step", hung.output, re.DOTALL)
 
@@ -106,8 +104,7 @@ class Case(Tiny):
         return model(inputs)
 """
     session, run = measured(tmp_path, slowing, "--gpus", "1")
-    assert run.failure is not None, session.output
-    assert run.failure.kind == "unsteady"
+    assert known(run.failure).kind == "unsteady", session.output
     assert re.search(
         r"not steady: (second level, steps \d+% longer from window|drifts)", session.output
     )

@@ -1,14 +1,12 @@
 """`gpuscale run`, and a command as a case under pytest, as a user types them."""
 
 import re
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from commands import PRELUDE, gpuscale
-from hosts import processes_in, within_limit
+from commands import PRELUDE
 from measuring import REPOSITORY, run_gpuscale, run_pytest
 
 from gpuscale.base.errors import CaseError
@@ -52,27 +50,6 @@ def test_ranks_of_torchrun_have_as_many_threads_on_any_number(
     assert "thread a rank" not in done.output
 
 
-def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: Path) -> None:
-    path = script(tmp_path, "steps(range(10**6))\n")
-    asked = ("--gpus", "1", "--runs", "9", "--batch", "8", "--results", "r.jsonl", *QUICK)
-    process = gpuscale(tmp_path, "run", *asked, "--", sys.executable, path)
-    results = tmp_path / "r.jsonl"
-    assert within_limit(lambda: process.poll() is not None or results.exists())
-    assert within_limit(lambda: process.poll() is not None or bool(commands_in(tmp_path)))
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 2, output
-    assert read_results(results).runs
-    assert "--resume r.jsonl" in output
-    assert not commands_in(tmp_path)
-
-
-def commands_in(folder: Path) -> list[str]:
-    """The processes of the script in a folder, except `gpuscale run`."""
-    found = processes_in(folder)
-    return [words for words in found if "train.py" in words and " gpuscale " not in words]
-
-
 CASE = """
 import sys
 import pytest
@@ -86,16 +63,6 @@ class Train(CommandCase):
 def test_train(scaling):
     scaling()
 """
-
-
-def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
-    (tmp_path / "test_train.py").write_text(CASE)
-    script(tmp_path, "steps(range(10**6))\n")
-    of_all = ("--gpus", "1", "--runs", "1", "--size", "smoke")
-    done = run_pytest(tmp_path, "test_train.py", *of_all, *QUICK)
-    assert done.exit_code == 0, done.output
-    (run,) = done.results.runs
-    assert run.label == "train/command on 1 CPU rank"
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ import pytest
 from changing import replace
 from hosts import within_limit
 from measuring import Session, run_pytest, start_pytest, write_case
+from statements import known
 
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
@@ -99,8 +100,7 @@ def real(killed: Path, resumed: Session) -> Results:
 def lasting(real: Results, case: str, steps_s: Sequence[float]) -> list[Run]:
     """Real runs on 1 GPU with a changed step time."""
     run = next(run for run in real.runs if run.gpus == 1)
-    steps = run.steps_per_window
-    assert steps is not None
+    steps = known(run.steps_per_window)
     return [
         replace(
             run,

@@ -17,6 +17,7 @@ from builders import (
     with_values,
 )
 from changing import replace
+from statements import known
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
@@ -56,8 +57,7 @@ def table_row(text: str, case: str, gpus: int) -> dict[str, str]:
 )
 def test_joules_are_of_all_gpus(energies_j: tuple[float | None, ...], shown: list[str]) -> None:
     points = scaling_points([run_with_energy(1, 32.0), run_with_energy(2, *energies_j)])
-    assert points[0].samples_per_j is not None
-    assert points[0].samples_per_j.value == pytest.approx(128 / 32)
+    assert known(points[0].samples_per_j).value == pytest.approx(128 / 32)
     rows = (table_row(scaling_table(points), "mnist_cnn/ddp", gpus) for gpus in (1, 2))
     assert [row["samples/J"] for row in rows] == shown
 
@@ -65,11 +65,8 @@ def test_joules_are_of_all_gpus(energies_j: tuple[float | None, ...], shown: lis
 def test_samples_per_joule_have_an_interval_over_runs() -> None:
     runs = [run_with_energy(1, energy_j, index=i) for i, energy_j in enumerate((31, 32, 33), 1)]
     (point,) = scaling_points(runs)
-    estimate = point.samples_per_j
-    assert estimate is not None
-    assert estimate.low is not None
-    assert estimate.high is not None
-    assert estimate.low < 128 / 32 < estimate.high
+    estimate = known(point.samples_per_j)
+    assert known(estimate.low) < 128 / 32 < known(estimate.high)
     assert " ±" in scaling_table([point])
 
 
@@ -185,8 +182,7 @@ def phases_shown(*runs: Run) -> str:
 def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
     one = phased_run([WORKSHOP])
     (window,) = one.windows
-    assert window.phases is not None
-    tenfold = replace(window, time_s=10 * window.time_s, phases=window.phases.scaled(10))
+    tenfold = replace(window, time_s=10 * window.time_s, phases=known(window.phases).scaled(10))
     for each in (one, replace(one, steps_per_window=10, windows=(tenfold,))):
         row = table_row(phases_shown(each), "mnist_cnn/ddp", 1)
         assert {name: " ".join(row[name].split()) for name in [*row][2:]} == {

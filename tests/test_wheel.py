@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import write_program
+from command_line import python_in
 from measuring import REPOSITORY
+from statements import known
 
 from gpuscale.cli import _COMMANDS
 
@@ -34,8 +36,7 @@ USES = {
 
 
 def built(kind: str, tree: Path, target: Path) -> Path:
-    command = [sys.executable, "-c", BUILD.format(kind), str(target)]
-    answer = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    answer = python_in(tree, "-c", BUILD.format(kind), target)
     assert answer.returncode == 0, answer.stderr
     return target / answer.stdout.splitlines()[-1]
 
@@ -59,10 +60,8 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "light", symlinks=True)
     (packages,) = (folder / "light/lib").glob("python*/site-packages")
     for name in LIGHT:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        (packages / name).symlink_to(Path(spec.origin).parent)
+        spec = known(importlib.util.find_spec(name))
+        (packages / name).symlink_to(Path(known(spec.origin)).parent)
     python = folder / "light/bin/python"
     install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
@@ -89,8 +88,7 @@ def test_the_wheel_judges_without_torch(light: Path, tmp_path: Path) -> None:
     assert answer.returncode == 4, answer.stderr
     assert "INCOMPARABLE" in answer.stdout
     # The same as from this checkout, to the letter.
-    here = [sys.executable, "-m", "gpuscale", "compare", *USES["compare"].split()]
-    same = subprocess.run(here, cwd=tmp_path, capture_output=True, text=True, check=False)
+    same = python_in(tmp_path, "-m", "gpuscale", "compare", *USES["compare"].split())
     assert (same.stdout, same.stderr) == (answer.stdout, answer.stderr)
 
 
