@@ -175,6 +175,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         path.write_text(path.read_text().replace("case=Case", marked))
     command = "from gpuscale import CommandCase\nclass Case(CommandCase):"
     write_case(folder, f"{command} command, launches = 'true', 'once'", name="test_command.py")
+    typo = "from gpuscale import TraningCase\n"
+    (folder / "test_typo.py").write_text(typo)
+    (folder / "test_typo_behind_a_dot.py").write_text("import gpuscale as g\ng.TraningCase\n")
     forgetful = "class Forgetful(TrainingCase):\n    sample_shape, batch = (16,), 8\n"
     write_case(folder, forgetful, "Case = Forgetful", name="test_forgetful.py")
     return run_pytest(folder, *ON_CPU)
@@ -199,12 +202,19 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "Case.batch must be set",
         "Case.name is 'mine'; it must be a method",
         "Case.strategy_options['dp']: there is no option 'static_graph'; dp has no options",
+        "\ntest_typo.py:1: in gpuscale there is no 'TraningCase' (did you mean 'TrainingCase'?)",
+        "\ntest_typo_behind_a_dot.py:2: in gpuscale there is no 'TraningCase' (did you mean",
         f"test_forgetful.py:{TINY_CASE.count(chr(10)) + 2}: Forgetful.model() must be implemented",
     ],
 )
 def test_what_cannot_become_an_item_is_an_error(broken: Session, message: str) -> None:
     assert broken.exit_code == 2, broken.output
     assert message in broken.output
+
+
+def test_a_name_that_gpuscale_lacks_needs_no_traceback(broken: Session) -> None:
+    shown = broken.output.split("ERROR collecting test_typo.py")[1]
+    assert shown.splitlines()[2].startswith("_____"), shown
 
 
 def test_attributes_of_ones_own_are_used_in_a_case(tmp_path: Path) -> None:

@@ -1,11 +1,18 @@
 """The line that moves while a run is under way, in a real terminal."""
 
+import io
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from commands import request_for
+from hosts import within_limit
 from measuring import PYTEST, TINY_CASE, in_a_terminal
 
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.plugin import terminal
 from gpuscale.reports.screen import progress_text
 
 COLUMNS = 80
@@ -126,6 +133,43 @@ def test_an_interrupted_session_says_how_to_go_on(session: tuple[Path, str]) -> 
     (file,) = (folder / ".gpuscale" / "results").iterdir()
     words = " ".join(output.split())
     assert f"go on as before, with --resume .gpuscale/results/{file.name} and" in words
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_long_reason_to_skip_leaves_the_line_whole(tmp_path: Path, columns: int) -> None:
+    # Its id and the word fill the line up to the percentage, or leave room for a part of a reason.
+    for length in (columns - 61, 8):
+        case = "\n@pytest.mark.gpuscale(case=Tiny)\ndef test_{}(scaling):\n    scaling()\n"
+        path = tmp_path / "test_tiny.py"
+        path.write_text(TINY_CASE + case.format("x" * length))
+        asked = ("--gpus", "64", "--runs", "1", "--device", "cpu")
+        output = in_a_terminal((*PYTEST, *asked), tmp_path, columns=columns)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()
+        (line,) = (line for line in lines if "SKIPPED" in line)
+        name = f"test_tiny.py::test_{'x' * length}[ddp-64gpus-run1]"
+        assert re.fullmatch(rf"{re.escape(name)} SKIPPED( \(64 .*\.\.\.\))? +\[100%\]", line), line
+        assert len(line) <= columns
+        reason = "64 CPU ranks need as many cores; 2 found (--oversubscribe measures all the same)"
+        assert re.sub(r"\d found", "2 found", "\n".join(lines)).count(f"1 skipped: {reason}") == 1
+
+
+@pytest.mark.parametrize("line", [None, "window\t0\t5"], ids=["silence", "a line"])
+def test_a_command_is_called_silent_only_without_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | None
+) -> None:
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.05)
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "train::test_command[run1] (call)")
+    asked = request_for(tmp_path, "")
+    if line is not None:
+        (tmp_path / "progress").write_text(line)
+    launcher = SimpleNamespace(running=RunDirectory(path=tmp_path))
+    stream = io.StringIO()
+    with terminal.progress_line(stream, launcher, asked):  # type: ignore[arg-type] # enough of one
+        within_limit(lambda: line is not None or "] " in stream.getvalue())
+        time.sleep(0.2)
+    said = "\ntrain/command on 1 CPU rank: nothing printed for 0.05 s; given up after 240 s "
+    shown = f"{said}(--timeout)\ntrain::test_command[run1] "
+    assert stream.getvalue() == ("" if line else shown)
 
 
 def test_the_bar_fills_with_what_is_done() -> None:

@@ -80,6 +80,32 @@ def test_the_script_of_the_walk_through_is_measured(tmp_path: Path) -> None:
     assert run.is_valid
 
 
+SOON = "from gpuscale.plugin import terminal\nterminal.SILENCE_S = 0.5\n"
+
+
+def test_a_silent_script_is_mentioned_and_waited_for_twice(tmp_path: Path) -> None:
+    (tmp_path / "test_train.py").write_text(CASE)
+    (tmp_path / "conftest.py").write_text(SOON)
+    script(tmp_path, "time.sleep(999)\n")
+    asked = ("--gpus", "1", "--runs", "4", "--timeout", "3", *QUICK)
+    done = run_pytest(tmp_path, "test_train.py", *asked).ended(1)
+    said = (
+        "\ntrain/command on 1 CPU rank: nothing printed for 0.5 s; given up after 3 s (--timeout)\n"
+    )
+    assert done.output.count(said) == 2, done.output
+    assert len(re.findall(r"^test_train.py::test_train\[.*\] FAILED", done.output, re.M)) == 2
+    why = "since two runs in succession were ended by their --timeout"
+    assert f"2 more runs left out, {why}" in done.output
+
+
+def test_a_script_that_says_no_batch_is_started_once(tmp_path: Path) -> None:
+    asked = ("--gpus", "1,2", "--oversubscribe", "--launch", "per-rank", *QUICK)
+    path = script(tmp_path, FOREVER)
+    done = run_gpuscale(tmp_path, "run", *asked, "--", sys.executable, path).ended(1)
+    assert "does not print how many samples a step has; give --batch N" in done.output
+    assert "5 more runs left out, since the command would print the same lines" in done.output
+
+
 def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
     class Train(CommandCase):
         command = "python"

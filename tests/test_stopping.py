@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import baseline, measured, request, results, run
+from builders import CNN, baseline, measured, request, results, run
 from builders.comparisons import comparison, entry
 from changing import replace
 
@@ -15,6 +15,7 @@ from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
 from gpuscale.records import EntryKey, Failure, Run, Verdict
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter
+from gpuscale.workload.command_case import NO_BATCH
 
 QUIET = (1.0, 1.001, 0.999)
 
@@ -100,9 +101,17 @@ def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
     assert status_without_verdict(given, runs(1, *step_times_s), needless=needless) == expected
 
 
-def failed(gpus: int, kind: str = "raised", *, index: int = 1) -> Run:
-    failure = Failure(kind=kind, message="IndexError: 8")  # type: ignore[arg-type] # a kind each
-    return replace(run(gpus, None), failure=failure, index=index, wall_s=1.0)
+def failed(
+    gpus: int,
+    kind: str = "raised",
+    *,
+    index: int = 1,
+    batch: int | None = None,
+    message: str = "IndexError: 8",
+) -> Run:
+    failure = Failure(kind=kind, message=message)  # type: ignore[arg-type] # a kind each
+    made = run(gpus, None, configuration=replace(CNN, batch=batch), index=index)
+    return replace(made, failure=failure, wall_s=1.0)
 
 
 def row(gpus: int) -> EntryKey:
@@ -119,6 +128,15 @@ def row(gpus: int) -> EntryKey:
         ([failed(1), failed(1, index=2), run(1, 0.1)], ()),
         ([failed(1, "out_of_memory"), failed(2, "killed"), failed(4, "timeout")], ()),
         ([failed(1, "unread"), failed(2, "unread")], (1, 2, 4)),
+        ([failed(1, "unread")], (1,)),
+        ([failed(1, "unread", message=NO_BATCH)], (1, 2, 4)),
+        ([failed(4), failed(4)], ()),
+        ([failed(1, "timeout"), failed(2, "timeout")], ()),
+        ([failed(1, "timeout"), failed(2), failed(1, "timeout", index=2)], (1,)),
+        ([run(1, 0.1), failed(1, "timeout", index=2), failed(1, "timeout", index=3)], (1,)),
+        ([failed(1, "timeout"), run(1, 0.1, index=2), failed(1, "timeout", index=3)], ()),
+        ([run(1, 0.1), failed(1, "timeout", batch=8), failed(1, "timeout", batch=9)], ()),
+        ([failed(1, "timeout", batch=8), failed(1, "timeout", batch=9)], (1,)),
     ],
     ids=[
         "nothing was run",
@@ -128,6 +146,15 @@ def row(gpus: int) -> EntryKey:
         "it has given a number",
         "by memory, a signal or time",
         "lines that no format knows",
+        "such lines once, which may differ on other numbers of ranks",
+        "no batch, on whatever number of ranks",
+        "two metrics of one run",
+        "a row each",
+        "two in succession of a row",
+        "two in succession after a number",
+        "a number between them",
+        "larger batches after a number",
+        "two batches of a row without a number",
     ],
 )
 def test_a_faulty_case_gets_no_further_runs(runs: Sequence[Run], broken: tuple[int, ...]) -> None:

@@ -5,6 +5,8 @@ The session of `gpuscale run` collects this file: its only test measures the com
 
 import inspect
 import os
+import re
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpuscale.base.errors import CaseError, UsageError
+import gpuscale
+from gpuscale.base.errors import CaseError, UsageError, as_place
 from gpuscale.base.strategies import COMMAND
+from gpuscale.base.text import no_such
 from gpuscale.campaigns.night.attempt import NoRunReason
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.terminal import add_clock
@@ -21,6 +25,10 @@ from gpuscale.records import EntryKey
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_case
 from gpuscale.workload.command_case import CommandCase
+
+_MISTYPED = re.compile(
+    r"cannot import name '(\w+)' from 'gpuscale' |module 'gpuscale' has no attribute '(\w+)'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +160,25 @@ def _case_of(test: pytest.Item) -> type[Case]:
         except CaseError as error:
             problem = str(error)
     raise pytest.Collector.CollectError(problem)
+
+
+class MistypedNames:
+    """A pytest plugin that reports names which gpuscale lacks in one line, not by a traceback."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
+        """Replace the traceback of a file that takes such a name from gpuscale."""
+        report = yield
+        if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
+            # pytest raises an error of its own from an ImportError.
+            error = excinfo.value.__cause__ or excinfo.value
+            if found := _MISTYPED.match(str(error)):
+                frames = traceback.extract_tb(error.__traceback__)
+                frame = [each for each in frames if each.filename != gpuscale.__file__][-1]
+                problem = no_such(found[1] or found[2], gpuscale.__all__)
+                place = as_place(frame.filename, frame.lineno)
+                report.longrepr = f"{place}: in gpuscale {problem}"
+        return report
 
 
 class CommandItem:

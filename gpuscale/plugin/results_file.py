@@ -1,5 +1,6 @@
 """The results file of a session, and the checks before runs are added to an existing file."""
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -62,13 +63,18 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Record a digest of each file with a case, and of each script that a command names."""
+        """Record a digest of each file with a case, and of each script that a command names.
+
+        Files of one name are named with the folders that distinguish them.
+        """
+        requests = [*requests]
+        cases = {Path(each.case_file) for each in requests if each.command is None}
         files = dict[str, Path]()
-        for each in requests:
-            if each.command is None:
-                files[Path(each.case_file).name] = Path(each.case_file)
-            else:
-                files |= {word: Path(each.command.folder, word) for word in each.command.words}
+        for path in cases:
+            folders = [each.parent for each in cases if each.name == path.name]
+            files[str(path.relative_to(os.path.commonpath(folders)))] = path
+        for command in filter(None, (each.command for each in requests)):
+            files |= {word: Path(command.folder, word) for word in command.words}
         scripts = dict[str, str]()
         for name, path in files.items():
             # A word may be none of a readable file, such as a pattern, or lines for `sh -c`.

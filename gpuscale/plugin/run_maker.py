@@ -30,11 +30,16 @@ from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
 from gpuscale.store.files import read_any
 from gpuscale.store.results import RESULTS_FOLDER, ResumedResults, validate_writable
-from gpuscale.workload.command_case import CommandCase, validate_scaling
+from gpuscale.workload.command_case import NO_BATCH, CommandCase, validate_scaling
 
 _IMPORTED_BY_CASES = ("torch", "torchvision")
 _OF_THE_CASE = ("raised", "unread")
 """Kinds of failures that the case itself probably causes."""
+_REASONS = {
+    "timeout": "two runs in succession were ended by their --timeout",
+    "unread": "the command would print the same lines again",
+}
+"""Reasons to leave out further runs, by the kind of failure that they would have."""
 
 
 def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
@@ -102,7 +107,7 @@ class RunMaker:
     launcher: Launcher
     recorder: Recorder
     rule: DecidedVerdict | None
-    terminal: TextIO | None
+    terminal: TextIO
 
     def request(self, plan: ItemPlan) -> RunRequest | NoRun:
         """Return the request for an item's run, or the reason why the run is impossible."""
@@ -149,6 +154,14 @@ class RunMaker:
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
+    def reason_to_stop(self, plans: Sequence[ItemPlan | None]) -> str | None:
+        """Return why all planned runs would fail; None if one may succeed, or is no run (None)."""
+        broken = [plan and broken_by(plan.key, self.recorder.new_runs) for plan in plans]
+        if not all(broken):
+            return None
+        kinds = dict.fromkeys(run.failure.kind for run in broken if run and run.failure)
+        return " and ".join(_REASONS.get(kind, "they would fail in the same way") for kind in kinds)
+
     def time_left(self, runs: int) -> str:
         """Return the estimated time for this number of runs as text: `, 4 min 10 s left`."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
@@ -162,7 +175,7 @@ class RunMaker:
         If a command prints several metrics, record a run for each, and return the first run.
         """
         try:
-            with progress_line(self.terminal, self.launcher):
+            with progress_line(self.terminal, self.launcher, request):
                 run = self.launcher.run(request)
             telemetry = telemetry_of(run, self.launcher.last)
             software = command_software(request, self.launcher.last)
@@ -200,17 +213,32 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run after which further runs of this row would probably fail; None if none.
 
-    At least two runs must have raised an exception or printed too few lines, and no run may have
-    succeeded, either in this row or for its case and strategy on any number of GPUs. The last such
-    failure is returned. Runs that ran out of memory or whose ranks were killed do not count.
+    Two runs of the row in succession that timed out are enough. So are two runs that raised an
+    exception or printed no steps, if none has succeeded in this row, or for its case and strategy
+    on any number of GPUs. What a command prints hardly changes, so a single run without steps is
+    enough for its row, and one without a batch for all rows. Runs that ran out of memory or whose
+    ranks were killed do not count.
     """
-    # A command that prints several metrics makes runs of several rows, none of which is the plan's.
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:
         same_case = [run for run in same_case if run.key.strategy == key.strategy]
+    # A command that prints several metrics makes runs of several rows, none of which is the plan's.
+    starts = {(run.gpus, run.configuration.batch, run.index): run for run in same_case}
+    same_case = [*starts.values()]
     same_row = [run for run in same_case if run.gpus == key.gpus]
     for group in (same_case, same_row):
         failed = [run for run in group if run.failure and run.failure.kind in _OF_THE_CASE]
-        if len(failed) > 1 and not any(run.is_valid for run in group):
+        is_settled = len(failed) > 1 or any(_recurs(run, key.gpus) for run in failed)
+        if is_settled and not any(run.is_valid for run in group):
             return failed[-1]
-    return None
+    late = [run for run in same_row[-2:] if run.failure and run.failure.kind == "timeout"]
+    sizes = {run.configuration.batch for run in late}
+    has_number = any(run.is_valid for run in same_row)
+    return late[1] if len(late) == 2 and (len(sizes) == 1 or not has_number) else None
+
+
+def _recurs(run: Run, gpus: int) -> bool:
+    """Return True if a command would print as little as in this run in any other on these GPUs."""
+    failure = run.failure
+    assert failure is not None
+    return failure.message == NO_BATCH or (failure.kind == "unread" and run.gpus == gpus)

@@ -19,6 +19,7 @@ from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.items import (
     CommandItem,
     ItemPlan,
+    MistypedNames,
     NoRun,
     parametrize,
     plan_of,
@@ -29,10 +30,11 @@ from gpuscale.plugin.items import (
 )
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
-from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
+from gpuscale.plugin.run_maker import RunMaker, maker_for
 from gpuscale.records import HostLoad, Run
 
 _IS_MEASURED = pytest.StashKey[bool]()
+_LEFT_OUT = pytest.StashKey[NoRun | None]()
 
 
 def start_session(config: pytest.Config) -> None:
@@ -54,10 +56,11 @@ def start_session(config: pytest.Config) -> None:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
-        # Print each item's step time on a line instead of a dot; verbosity 1 would cut reasons.
-        config.option.verbose = 2
+        # Print each item's step time on a line instead of a dot.
+        config.option.verbose = 1
     session = _MeasuringSession(config, maker, command is not None, meter.load())
     config.pluginmanager.register(session, "gpuscale-session")
+    config.pluginmanager.register(MistypedNames())
 
 
 @dataclass(eq=False)
@@ -133,7 +136,7 @@ class _MeasuringSession:
     ) -> bool | None:
         """Skip an item that needs no run, without a line of its own; the summary counts it."""
         plan = plan_of(item)
-        left_out = None if plan is None else self._maker.left_out(plan)
+        item.stash[_LEFT_OUT] = left_out = None if plan is None else self._maker.left_out(plan)
         if left_out is None or left_out.kind != "needless":
             return None
         self._words[item.nodeid] = ""
@@ -146,7 +149,7 @@ class _MeasuringSession:
         """Return the function that the `scaling` fixture provides to a test."""
         item: pytest.Item = request.node
         plan: ItemPlan | NoRun = request.param
-        left_out = plan if isinstance(plan, NoRun) else self._maker.left_out(plan)
+        left_out = plan if isinstance(plan, NoRun) else item.stash[_LEFT_OUT]
         if left_out is not None:
             self._skips[left_out.reason] += 1
             item.user_properties.append((LEFT_OUT, left_out.kind))
@@ -188,10 +191,8 @@ class _MeasuringSession:
                 self._words[item.nodeid] = "UNSTEADY"
                 pytest.xfail(run.failure.message)
             self._failed_runs.add(item.nodeid)
-            plans, runs = map(plan_of, later), self._maker.recorder.new_runs
-            if later and all(plan and broken_by(plan.key, runs) for plan in plans):
-                more = counted(len(later), "more run")
-                item.session.shouldfail = f"{more} left out, since they would fail in the same way"
+            if later and (why := self._maker.reason_to_stop([*map(plan_of, later)])):
+                item.session.shouldfail = f"{counted(len(later), 'more run')} left out, since {why}"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             first = self._first_failures.setdefault(run.failure.normalised_message, item.name)
             if detail and first != item.name:
@@ -199,13 +200,12 @@ class _MeasuringSession:
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
-        left = self._maker.time_left(runs_left)
         if (metric := run.configuration.metric) is None:
             terminal.enter_run(item, benchmark, plan.label, run)
             said = f"{format_seconds(run.step_time_s)}/step"
         else:
             said = f"{run.measured[metric.name]:.4g} {metric.unit or metric.name}"
-        self._words[item.nodeid] = f"PASSED {said}{left}"
+        self._words[item.nodeid] = f"PASSED {said}{self._maker.time_left(runs_left)}"
         return run
 
     def pytest_keyboard_interrupt(self) -> None:
@@ -252,7 +252,6 @@ class _MeasuringSession:
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
         """Print the session's tables after all other output."""
-        terminal.shorten_failures(terminalreporter)
         others = yield
         if not self._config.option.collectonly:
             self._summarize(terminalreporter)

@@ -4,9 +4,10 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any, TextIO
 
 import pytest
@@ -20,7 +21,7 @@ from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Comparison, Environment, HostLoad, Results, Run
+from gpuscale.records import Comparison, Environment, HostLoad, Results, Run, RunRequest
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import busy_text, counted, injection_warning, load_text
@@ -28,19 +29,23 @@ from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, prog
 from gpuscale.reports.show import failures, scaling_lines
 from gpuscale.store.results import ResumedResults
 
+SILENCE_S = 30.0
+"""Seconds after which a session mentions that a command has not printed anything."""
 
-def own_stream() -> TextIO | None:
-    """Open a stream to the terminal before pytest captures the output; None without a terminal."""
+
+def own_stream() -> TextIO:
+    """Open standard output once more before pytest captures it; /dev/null if it has no file."""
     with suppress(OSError, ValueError):
-        if can_redraw(sys.stdout):
-            own = os.dup(sys.stdout.fileno())
-            return os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=SPELT_OUT)
-    return None
+        own = os.dup(sys.stdout.fileno())
+        return os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=SPELT_OUT)
+    return Path(os.devnull).open("w")
 
 
-def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
-    """Show progress after the item's ID until the run ends; show nothing if `stream` is None."""
-    columns = 0 if stream is None else columns_of(stream)
+@contextmanager
+def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> Iterator[None]:
+    """Show progress after the item's ID until the run ends, and report a silent command once."""
+    terminal = stream if can_redraw(stream) else None
+    columns = 0 if terminal is None else columns_of(terminal)
     # pytest prints IDs relative to the folder in which it was started, so they may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
@@ -48,10 +53,25 @@ def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextM
     room = columns - used - 1 if used else 0
 
     def drawn() -> str | None:
-        stage = launcher.progress()
+        directory = launcher.running
+        stage = None if directory is None else directory.read_progress()
         return stage and progress_text(*stage, room)
 
-    return redrawn(stream, drawn, behind=True)
+    def report_silence() -> None:
+        directory, until = launcher.running, f"{request.timeout_s:g} s (--timeout)"
+        if request.command is not None and directory and directory.read_progress() is None:
+            said = f"{request.label}: nothing printed for {SILENCE_S:g} s; given up after {until}"
+            with suppress(OSError):
+                print(f"\n{said}\n{item}", end=" ", file=stream, flush=True)
+
+    silence = Timer(SILENCE_S, report_silence)
+    silence.daemon = True
+    silence.start()
+    try:
+        with redrawn(terminal, drawn, behind=True):
+            yield
+    finally:
+        silence.cancel()
 
 
 def header_lines(
@@ -119,23 +139,6 @@ def summary_lines(
             "and without --results"
         )
     yield from fitted([*notes, f"results: {relative(path)}"], columns)
-
-
-def shorten_failures(reporter: pytest.TerminalReporter) -> None:
-    """Cut the messages in pytest's list of failures to the width of the terminal.
-
-    With `--tb=no` or `--tb=line` they stay whole, since no section above has the whole message.
-    """
-    if reporter.config.option.tbstyle in ("no", "line"):
-        return
-    columns = Screen.of(sys.stdout).columns
-    for outcome, word in (("failed", "FAILED"), ("error", "ERROR")):
-        for report in reporter.stats.get(outcome, ()):
-            crash = getattr(report.longrepr, "reprcrash", None)
-            name = reporter.config.cwd_relative_nodeid(report.nodeid)
-            room = columns - len(f"{word} {name} - ")
-            if crash is not None and len(crash.message) > room:
-                crash.message = f"{crash.message[: max(0, room - 1)]}…"
 
 
 def verdict_lines(

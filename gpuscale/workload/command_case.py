@@ -38,6 +38,11 @@ _STARTERS = (*ON_EACH_NODE, "mpirun", "mpiexec", "srun", "deepspeed")
 _RUNS_HERE = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate")
 """Programs that take a script whose path is relative to the working directory."""
 _SCRIPT = re.compile(r"[^-{}\s][^{}\s]*\.py")
+NO_BATCH = (
+    "the command does not print how many samples a step has; give --batch N (on each GPU) or "
+    "--samples-per-step N (over all)"
+)
+"""Message of a run whose steps were read, but not their batch."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 

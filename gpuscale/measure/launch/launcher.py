@@ -42,7 +42,7 @@ class Launcher:
     """
 
     running: RunDirectory | None = None
-    """The folder of the run in progress; None between runs."""
+    """The folder of the run in progress, for other threads too; None between runs."""
     last: RunDirectory
     """The folder of the last run, kept until the next run."""
 
@@ -114,14 +114,6 @@ class Launcher:
             directory.probe_request.write(request)
             _, outcome = self._perform("probe", directory, placement, request.timeout_s)
             return probes_left(directory, hosts, each, timed_out=outcome.timed_out)
-
-    def progress(self) -> tuple[str, int, int] | None:
-        """Return the current run's progress as (stage, done, total); None if unknown.
-
-        This method may be called from a different thread than `run`.
-        """
-        directory = self.running
-        return None if directory is None else directory.read_progress()
 
     def close(self) -> None:
         """End the processes that fork ranks (keepers), and delete the files of the last run."""

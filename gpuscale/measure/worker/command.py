@@ -135,7 +135,7 @@ class _Watch:
         while (state := self._next_state()) is _State.RUNNING:
             # A process that has read no steps leaves progress reports to others, but for rank 0.
             is_first = not self._place.has_peers or self._place.rank == 0
-            if self._figures is not None or reader.has_steps or is_first:
+            if reader.latest and (self._figures is not None or reader.has_steps or is_first):
                 _report(directory, *reader.progress())
         self._record_software()
         if state is _State.ENDED and self._figures is not None and not self._process.poll():

@@ -26,6 +26,7 @@ from gpuscale.measure.worker.windows import (
 )
 from gpuscale.records import Failure, FailureKind, RunRequest, Window
 from gpuscale.records.request import CommandOutcome, FigureOutcome
+from gpuscale.workload.command_case import NO_BATCH
 from gpuscale.workload.log_formats import FORMATS, Recognition
 from gpuscale.workload.log_lines import LogFormat, Mark, UnreadLines, by_regex, plain
 from gpuscale.workload.printed_figures import FigureReader as Reader
@@ -46,7 +47,7 @@ class LogReader:
         self._request, self._command = request, command
         self._shared = request.gpus > 1 and request.launch != "per-rank"
         """True if one pipe may contain the lines of several ranks."""
-        self._latest = deque[str](maxlen=SHOWN_LINES)
+        self.latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._looked_at = 0
@@ -64,7 +65,7 @@ class LogReader:
     def take(self, lines: Sequence[Line]) -> None:
         """Read lines; raise CommandError if a line makes a valid result impossible."""
         lines = [line._replace(text=plain(line.text)) for line in lines]
-        self._latest.extend(line.text for line in lines)
+        self.latest.extend(line.text for line in lines)
         for line in lines:
             self._latest_of[line.source].append(line)
         self._recognise(lines)
@@ -125,11 +126,7 @@ class LogReader:
                 )
             return expected
         if self._samples is None:
-            raise self.failed(
-                "the command does not print how many samples a step has; give --batch N (on each "
-                "GPU) or --samples-per-step N (over all)",
-                "unread",
-            )
+            raise self.failed(NO_BATCH, "unread")
         if self._samples % gpus:
             problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
             raise self.failed(problem)
@@ -237,7 +234,7 @@ class LogReader:
 
     def last_words(self, exit_code: int) -> LastWords:
         """Return the last words of the process that ended the command, or the latest output."""
-        of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self._latest))
+        of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 
     def failed(
@@ -248,7 +245,7 @@ class LogReader:
         rank: int | None = None,
     ) -> CommandError:
         """Return a CommandError with a message and, as its detail, `lines` or the latest output."""
-        series, detail = self._leading(), "\n".join(lines or self._latest)
+        series, detail = self._leading(), "\n".join(lines or self.latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_reported=0.0 if series is None else series.latest)
 
@@ -276,7 +273,7 @@ class FigureReader(LogReader):
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:
-        """Return the unit of progress, `figure`, and the numbers of metrics found and wanted."""
+        """Return `figure`, metrics found and metrics wanted."""
         return "figure", len(self.found), len(self._command.metrics)
 
     def figures(self) -> FigureOutcome:
