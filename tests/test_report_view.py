@@ -1,7 +1,6 @@
 """A comparison in order: the worst first, what is alike folded, and text that fits a terminal."""
 
 import ast
-import io
 import re
 from pathlib import Path
 
@@ -205,20 +204,6 @@ def test_colour_adds_escapes_and_nothing_else() -> None:
     coloured = text_of(replace(plain, screen=Screen(colour=True)))
     assert "\033[1;31mREGRESSED\033[0m" in coloured
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == text_of(plain)
-
-
-def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "500")
-    assert Screen.of(Terminal()) == Screen(columns=500, colour=True)
-    assert Screen.of(io.StringIO()) == Screen(columns=500, colour=False)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not Screen.of(Terminal()).colour
 
 
 def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -> None:

@@ -155,7 +155,10 @@ def _environment(night: Night) -> Environment:
             host=host,
             cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
             cpu_count=40,
-            gpus=tuple(_device(host, index) for index in range(night.gpus_per_node)),
+            gpus=tuple(
+                GpuDevice(index=index, name="Tesla V100-SXM2-32GB", uuid=_uuid(host, index))
+                for index in range(night.gpus_per_node)
+            ),
         )
         for host in _hosts(night)
     )
@@ -185,10 +188,6 @@ def _environment(night: Night) -> Environment:
 def _hosts(night: Night) -> list[str]:
     nodes = -(-max(night.gpus) // night.gpus_per_node)
     return [f"node{number}" for number in range(1, nodes + 1)]
-
-
-def _device(host: str, index: int) -> GpuDevice:
-    return GpuDevice(index=index, name="Tesla V100-SXM2-32GB", uuid=_uuid(host, index))
 
 
 def _uuid(host: str, index: int) -> str:
