@@ -120,8 +120,17 @@ def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
     assert found.is_whole_host is is_whole_host
 
 
-@pytest.mark.parametrize(("late_s", "kind"), [(1.0, CauseKind.SLOW_RANK), (1.125, CauseKind.DATA)])
-def test_a_straggler_waits_for_data_if_most_loss_is_there(late_s: float, kind: CauseKind) -> None:
+@pytest.mark.parametrize(
+    ("usual_s", "late_s", "kind"),
+    [
+        (0.0, 1.0, CauseKind.SLOW_RANK),
+        (0.0, 1.125, CauseKind.DATA),
+        (0.5, 1.5, CauseKind.SLOW_RANK),  # its batches were late in the baseline too
+    ],
+)
+def test_a_straggler_waits_for_data_if_most_loss_is_there(
+    usual_s: float, late_s: float, kind: CauseKind
+) -> None:
     def steps(*data_and_computing_s: tuple[float, float]) -> list[Step]:
         ranks = (
             rank(number, data_s + computing_s)._replace(phases=phases(data_s=data_s))
@@ -129,9 +138,9 @@ def test_a_straggler_waits_for_data_if_most_loss_is_there(late_s: float, kind: C
         )
         return [step(*ranks)]
 
-    known = row_of(
-        steps((1.0, 1.0), (1.0, 1.0)), steps((1.0, 1.0), (1.0 + late_s, 3.0 - late_s)), gpus=2
-    )
+    before = steps((1.0, 1.0), (1.0 + usual_s, 1.0 - usual_s))
+    after = steps((1.0, 1.0), (1.0 + late_s, 3.0 - late_s))
+    known = row_of(before, after, gpus=2)
     change = known.point.changes[Part.SKEW]
     assert change.lost_s == 2.0
     found = stragglers(known, change)

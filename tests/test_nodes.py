@@ -149,6 +149,35 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
     assert find_slow(probes(random.Random(3), 2, slow_link=(0, 1), devices=0)) == ()
 
 
+@pytest.mark.parametrize("domain", ["", ".cluster.example.org"])
+def test_nodes_behind_a_slow_switch_are_named_with_the_switch_that_the_scheduler_knows(
+    domain: str,
+) -> None:
+    # Their links to each other are slow too, but less so than those through the uplink.
+    times_s = {frozenset({0, 1}): 0.02, frozenset({2, 3}): 0.01, frozenset({3, 4}): 0.01}
+    times_s[frozenset({2, 4})] = 0.01
+    seen = [
+        NodeProbe(
+            host=f"n{place}{domain}",
+            probes=tuple(
+                Probe(
+                    name=SEND,
+                    host=f"n{place}{domain}",
+                    peer=f"n{peer}{domain}",
+                    rates=(1 / times_s.get(frozenset({place, peer}), 0.08),),
+                )
+                for peer in range(5)
+                if peer != place
+            ),
+        )
+        for place in range(5)
+    ]
+    leaves = {f"n{place}": "leaf1" if place < 2 else "leaf2" for place in range(5)}
+    (found,) = find_slow(seen, leaves)
+    assert (found.kind, found.hosts) == ("switch", (f"n0{domain}", f"n1{domain}"))
+    assert "see the leaf switch leaf1" in found.text
+
+
 # The rank of a node that is slow to write down what it saw.
 LATE = """
 import sys, time

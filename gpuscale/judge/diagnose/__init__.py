@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuscale.judge.diagnose.causes import CAUSES, OF_OPEN_ROWS, published_figures
+from gpuscale.judge.diagnose.causes import CAUSES, published_figures, straggler_in_all_runs
 from gpuscale.judge.diagnose.evidence import RowEvidence, confirmed, points_of
 from gpuscale.judge.sides import Sides
 from gpuscale.records import Cause, Comparison, EntryVerdict, Statement, Verdict
@@ -25,8 +25,11 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         if entry.key.gpus in of_configuration:
             row = RowEvidence(entry=entry, points=of_configuration)
             named: tuple[Cause, ...] = ()
-            for find in CAUSES if entry.verdict.is_loss else OF_OPEN_ROWS:
-                named += tuple(find(row, named))
+            if entry.verdict.is_loss:
+                for find in CAUSES:
+                    named += tuple(find(row, named))
+            else:
+                named = tuple(straggler_in_all_runs(row))
             probes = sides.before.probes, sides.after.probes
             return tuple(confirmed(cause, *probes) for cause in named)
         return (published_figures(),) if entry.verdict.is_loss else ()

@@ -38,14 +38,13 @@ _LEAST_LAG = 0.02
 def communication(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of time lost in communication that the backward pass does not hide."""
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
-    kinds = {symptom.kind for symptom in links}
-    found = (kind for kind in LINKS if kind in kinds)
     point, ports = row.point, tuple[PortSymptom, ...]()
     if point.nodes > 1:
         ports = tuple(port_symptoms(point.nodes_before, point.nodes_after))
-    kind = next(found, CauseKind.FABRIC if ports else CauseKind.COMMUNICATION)
+    kind = CauseKind.FABRIC if ports else CauseKind.COMMUNICATION
+    kind = min((symptom.kind for symptom in links), key=LINKS.index, default=kind)
     hosts = tuple(dict.fromkeys(port.host for port in ports))
-    demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    demands = STRATEGIES.get(point.key.configuration.strategy)
     return Cause(
         kind=kind,
         code="communication",
@@ -126,11 +125,11 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
     return replace(found, kind=kind, evidence=symptoms, remedy=remedy)
 
 
-def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
+def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
-    This is used for inconclusive rows. With three runs on each side, a row whose slowest rank is
-    always the same meets this condition by chance once in 20 times.
+    No other cause is sought for inconclusive rows. With three runs on each side, a row whose
+    slowest rank is always the same meets this condition by chance once in 20 times.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -298,6 +297,4 @@ CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = 
     not_established,
     environment,
 )
-"""Functions that find causes, in reporting order; each receives the causes found so far."""
-OF_OPEN_ROWS = (straggler_in_all_runs,)
-"""Functions that find the causes of inconclusive rows."""
+"""Functions that find causes of losses, in reporting order; each receives the causes so far."""
