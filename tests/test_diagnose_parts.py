@@ -254,6 +254,8 @@ def test_errors_beyond_those_of_the_baseline_are_symptoms(counter: str) -> None:
     assert seen([summary(**{counter: 2})], [summary(**{counter: 2})]) == []
     ((*_, now, _, _),) = seen([summary(**{counter: 2})], [summary(**{counter: 3})])
     assert now == 3
+    # The first error of a GPU that the baseline does not have.
+    assert len(seen([summary("B", **{counter: 2})], [summary(**{counter: 1})])) == 1
 
 
 def test_a_clock_event_that_became_more_frequent_by_a_tenth_is_a_symptom() -> None:

@@ -12,6 +12,7 @@ from changing import replace
 from command_line import gpuscale
 
 from gpuscale.judge.baseline import baseline_from_results
+from gpuscale.judge.diagnose.symptoms import port_symptoms
 from gpuscale.records import Cause, CauseKind, NodeEvidence, Results
 from gpuscale.records.ports import Port
 from gpuscale.reports.cause_words import evidence, headline
@@ -72,6 +73,13 @@ def test_a_verdict_ends_with_the_port_that_is_slower_than_before(tmp_path: Path)
             "at least +9 link downs a run, 1 before",
         ),
         (TCP, replace(TCP, growth={"RetransSegs": 2995}), "+2,995 retransmissions"),
+        # The fewest that are named: a least number for each counter, and twice as many as before.
+        (PORT, replace(PORT, growth={"symbol_error": 10}), "+10 symbol errors a run, none before"),
+        (
+            replace(TCP, growth={"RetransSegs": 60}),
+            replace(TCP, growth={"RetransSegs": 120}),
+            "+120 retransmissions a run, 60 before",
+        ),
     ],
 )
 def test_what_is_worse_about_a_port_is_named(before: Port, now: Port, text: str) -> None:
@@ -84,6 +92,18 @@ def test_what_is_worse_about_a_port_is_named(before: Port, now: Port, text: str)
 def test_a_port_that_a_node_lacks_is_named() -> None:
     found = cause(night("then", PORT), night("now", fault=SLOW_LINK))
     assert evidence(found) == ("n2 mlx5_1 port 1: active → absent",)
+
+
+def test_a_port_whose_state_changes_between_runs_is_given_that_of_the_last_run() -> None:
+    def nodes(*states: str) -> list[NodeEvidence]:
+        ports = [replace(PORT, state=state) for state in states]
+        return [NodeEvidence(host="n2", ports=(OTHER, port)) for port in ports]
+
+    before = nodes("active", "active_defer", "up")
+    (down,) = port_symptoms(before, nodes("active", "vanished", "down"))
+    assert (down.fact, down.now, down.usual) == ("state", "down", "up")
+    (absent,) = port_symptoms(before, [NodeEvidence(host="n2", ports=(OTHER,))])
+    assert (absent.fact, absent.now, absent.usual) == ("state", "absent", "up")
 
 
 def test_a_port_of_another_node_than_before_is_compared_with_its_namesakes() -> None:
@@ -100,7 +120,7 @@ def test_a_port_of_another_node_than_before_is_compared_with_its_namesakes() -> 
         (SICK, UNKNOWN),
         (SICK, PORT),
         (PORT, replace(PORT, growth={"symbol_error": 9})),
-        (TCP, replace(TCP, growth={"RetransSegs": 79})),
+        (replace(TCP, growth={"RetransSegs": 60}), replace(TCP, growth={"RetransSegs": 119})),
     ],
 )
 def test_a_port_that_is_as_it_was_or_unknown_is_no_cause(before: Port, now: Port) -> None:
