@@ -39,6 +39,8 @@ QUIET = [0.1 * f for f in QUIET_THEN]
         (12, 4, (12, Statement.of("further_runs", needed=12))),
         (10, 3, (None, Statement.of("unknown_further_runs", too_few=3))),
         (5, 1, (None, Statement.of("unknown_further_runs", too_few=1))),
+        (50, 17, (50, Statement.of("further_runs", needed=50))),
+        (50, 16, (None, Statement.of("unknown_further_runs", too_few=16))),
         (51, 50, (None, None)),
     ],
 )

@@ -8,7 +8,12 @@ from statements import known
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.sides import machine_mismatch, same_gpu_model, side_of_results
+from gpuscale.judge.sides import (
+    baseline_of_results,
+    machine_mismatch,
+    same_gpu_model,
+    side_of_results,
+)
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
@@ -39,6 +44,12 @@ def test_results_without_a_valid_run_compare_nothing() -> None:
         assert set(_verdicts(comparison).values()) == {Verdict.MISSING}
         assert comparison.exit_code == 4
         assert Statement.of("no_valid_run") in comparison.notes
+
+
+def test_results_of_which_one_row_failed_serve_the_other_rows_as_a_baseline() -> None:
+    before = baseline_of_results([measured({1: THEN[1], 2: [None, None]})], name="monday")
+    comparison = compare(before, [measured(NOW)])
+    assert _verdicts(comparison) == {1: Verdict.OK, 2: Verdict.MISSING}
 
 
 def test_a_baseline_without_entries_says_what_to_do() -> None:

@@ -380,7 +380,9 @@ def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() ->
     assert row.reason.code == "moved_with_efficiency"
 
 
-@pytest.mark.parametrize(("began_s", "is_told"), [(1e9, True), (3e9, False), (None, False)])
+@pytest.mark.parametrize(
+    ("began_s", "is_told"), [(1e9, True), (2e9, False), (3e9, False), (None, False)]
+)
 def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_told: bool) -> None:
     def begun(runs: Sequence[Run], moment_s: float | None) -> tuple[Run, ...]:
         return tuple(replace(run, started_at_s=moment_s) for run in runs)

@@ -134,10 +134,11 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
         is_alone |= keys[0].configuration.metric is not None and ones == (None, None)
         why = None if is_alone else _why_without_speedup(*ones)
+        before_1, after_1 = ones
         old, new, batches = [keys[0]], [keys[1]], None
-        if not is_alone and ones[0] is not None and ones[1] is not None and why is None:
-            old, new = [*old, ones[0]], [*new, ones[1]]
-            batches = keys[0].global_batch / ones[0].global_batch
+        if before_1 and after_1 and why is None and not is_alone:
+            old, new = [*old, before_1], [*new, after_1]
+            batches = keys[0].global_batch / before_1.global_batch
         pairings.append(
             Pairing(
                 row=row,
