@@ -79,6 +79,13 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
     assert unknown.relative_change().value == pytest.approx(math.e**0.5 - 1)
 
 
+def test_runs_that_are_all_equal_are_even_odds_and_any_change_of_them_is_certain() -> None:
+    same = log_sample([0.5, 0.5]).term()
+    assert difference(0.0, [same, same]).p_below_zero() == 0.5
+    assert difference(-1e-9, [same, same]).p_below_zero() == 0.0
+    assert difference(1e-9, [same, same]).p_below_zero() == 1.0
+
+
 def test_a_declared_variance_counts_as_known_exactly() -> None:
     declared = difference(0.0, [Term(variance=0.01**2, df=math.inf)])
     assert declared.interval() == pytest.approx((-0.0195996, 0.0195996), rel=1e-5)

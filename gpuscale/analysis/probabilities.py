@@ -55,9 +55,7 @@ def _t_quantile_of_tail(tail: float, df: float) -> float:
     Newton's method converges: the log probability is a concave function of the log value, so from
     the second step on, the result is approached from above.
     """
-    z = -normal_quantile(tail)
-    start = z + (z**3 + z) / (4 * df)
-    log_size, goal = math.log(start), math.log(tail)
+    log_size, goal = math.log(-normal_quantile(tail)), math.log(tail)
     limit = math.log(_LARGEST_QUANTILE)
     while True:
         size = math.exp(min(log_size, limit))
@@ -119,9 +117,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 @cache
 def chi_squared_median(df: float) -> float:
     """Return the median of a chi-squared distribution with `df` > 0 degrees of freedom."""
-    half = df / 2
-    # Wilson and Hilferty's approximation, then Newton's method for the gamma function below.
-    value = half * (1 - 1 / (9 * half)) ** 3 if half > 0.5 else half / 2
+    value = half = df / 2
     while True:
         below, density = _gamma_below(half, value)
         step = (0.5 - below) / density
