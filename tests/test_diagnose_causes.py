@@ -253,7 +253,10 @@ def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_g
     judged = replace(made.entry, changed_quantity=quantity, finding=finding)
     made = replace(made, entry=judged)
     (cause,) = not_established(made, ())
-    assert (cause.code, cause.remedy and cause.remedy.code) == (code, remedy)
+    assert cause.remedy is not None
+    assert (cause.code, cause.remedy.code) == (code, remedy)
+    # Without ranks, the environment says where to look.
+    assert cause.remedy.hosts == (() if remedy == "gpu_links" else ("node1",))
 
 
 def codes_of(call: ast.expr) -> Iterator[str]:

@@ -7,7 +7,7 @@ from builders import gpu_summary, phased_run, phases, run, with_values
 from builders.causes import row_of
 from changing import replace
 
-from gpuscale.judge.diagnose.causes import stragglers
+from gpuscale.judge.diagnose.causes import straggler_in_all_runs, stragglers
 from gpuscale.judge.diagnose.evidence import PointEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import (
     Part,
@@ -20,7 +20,7 @@ from gpuscale.judge.diagnose.step_parts import (
 )
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey
-from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, Onset
+from gpuscale.records.cause import CauseKind, ComparedWith, CountOf, DeviceSymptom, Onset
 
 
 def rank(number: int, pace_s: float, *, host: str = "node1", devices: tuple[str, ...] = ()) -> Rank:
@@ -147,6 +147,33 @@ def test_a_straggler_waits_for_data_if_most_loss_is_there(
     assert (found.kind, found.ranks) == (kind, (1,))
 
 
+@pytest.mark.parametrize(
+    ("skews_before_s", "skews_s", "is_named"),
+    [
+        # A step takes 9 s, so more than 0.18 s of skew have to be lost.
+        ((0.1, 0.1, 0.1), (0.3, 0.3, 0.3), True),
+        ((0.1, 0.1, 0.1), (0.27, 0.27, 0.27), False),
+        ((0.1, 0.1, 0.3), (0.6, 0.6, 0.25), False),  # once no more than before
+        ((0.1, 0.1, 0.1), (0.3, 0.3, -0.3), False),  # once the other rank
+        ((0.1, 0.1, 0.1), (0.3, 0.3), False),
+        ((0.1, 0.1), (0.3, 0.3, 0.3), False),
+    ],
+)
+def test_an_undecided_row_names_a_rank_that_lags_in_all_runs_more_than_any_did_before(
+    skews_before_s: tuple[float, ...], skews_s: tuple[float, ...], is_named: bool
+) -> None:
+    before, after = (
+        [paced(1.0 + max(0.0, -skew_s), 1.0 + max(0.0, skew_s)) for skew_s in side]
+        for side in (skews_before_s, skews_s)
+    )
+    found = [*straggler_in_all_runs(row_of(before, after, gpus=2))]
+    assert len(found) == is_named
+    for cause in found:
+        assert (cause.ranks, cause.seen_in) == ((1,), CountOf(3, 3))
+        assert (cause.before_s, cause.after_s) == pytest.approx((0.1, 0.3))
+        assert cause.lost_s == pytest.approx(0.2)
+
+
 def test_the_median_rank_is_the_faster_of_the_middle_two() -> None:
     assert [paced(*range(1, n + 1)).median.pace_s for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 4]
 
@@ -249,6 +276,12 @@ def test_a_counter_that_fell_is_a_symptom(
     assert found == (expected if is_symptom else [])
 
 
+def test_a_clock_that_is_unknown_or_0_is_no_symptom() -> None:
+    usual = [summary(sm_clock_mean_mhz=1000, nvlink_active_min=6)]
+    assert seen(usual, [summary()]) == []
+    assert seen(usual, [summary(sm_clock_mean_mhz=0)]) == []
+
+
 @pytest.mark.parametrize("counter", ["nvlink_errors", "ecc_uncorrected"])
 def test_errors_beyond_those_of_the_baseline_are_symptoms(counter: str) -> None:
     assert seen([summary(**{counter: 2})], [summary(**{counter: 2})]) == []
@@ -298,6 +331,10 @@ def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of
     assert not explains(half, "A", 0.51)
     assert not explains(half, "B", 0.1)
     assert explaining_clocks(half, "A", lost_s=0.1, of_s=0.0) == ()
+    assert explaining_clocks(half, "A", lost_s=0.25, of_s=0.5) != ()
+    # A lower limit of the power slows nothing unless the clock falls too.
+    limit = replace(half[0], counter="power_limit_w", now=150, usual=300)
+    assert not explains([limit], "A", 0.1)
     # Of three devices one is slow: the median device is not.
     assert not explains(half, "ABC", 0.1)
     # Of two, half of what the slow one lost.
@@ -333,6 +370,7 @@ def point(
         ([point(2, 0.24, time_s=8.0)], (2, 4), (), None),
         ([point(2, 0.9, noise_s=0.9)], (4,), (2,), 1),
         ([point(2, 1.0), point(8, 0.0)], (2, 4), (8,), None),
+        ([point(2, 1.0), point(3, 0.0)], (2, 4), (3,), None),
         ([point(2, 0.0), point(3, 0.0, nodes=2), point(8, 1.0)], (4, 8), (2, 3), 2),
     ],
 )

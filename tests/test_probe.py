@@ -5,12 +5,14 @@ import math
 import os
 import random
 import re
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from builders.causes import SLOW, SLOW_LINK, night_of, well
 from builders.comparisons import view
 from builders.nights import Fault
@@ -19,6 +21,7 @@ from command_line import TWO_CPU_RANKS, gpuscale, python_in, refusal
 from hosts import Cluster, CpuGroup, cpu_groups
 from measuring import run_gpuscale, run_pytest, write_case
 from slurm_cluster import slurm_cluster
+from statements import known
 
 from gpuscale.cli.inputs import read_content
 from gpuscale.judge.compare import compare
@@ -107,6 +110,27 @@ def test_a_device_that_the_baseline_lacks_is_set_beside_all_of_its_devices() -> 
     assert slow.is_slower
     assert not alike.is_slower
     assert "beside other devices" in confirmations(before, probed(chance, here))[0]
+
+
+def test_a_device_is_slower_by_more_than_2_percent_and_than_the_others_differ() -> None:
+    levels = [1.00, 1.02, 0.98, 1.01]
+    before = [
+        Probe(name=MATRIX, host="a", device=f"GPU {n}", rates=(level, level))
+        for n, level in enumerate(levels)
+    ]
+    logs = [math.log(level) for level in levels]
+    half = scipy.stats.t.ppf(0.975, 3) * statistics.stdev(logs) * math.sqrt(1 + 1 / 4)
+    for new, is_slower in ((0.93, True), (0.96, False)):
+        probe = Probe(name=MATRIX, host="b", device="GPU 0", rates=(new, new))
+        (change,) = probe_changes(before, [probe])
+        expected = math.log(new) - statistics.fmean(logs) + half
+        assert known(change.change.high) == pytest.approx(math.expm1(expected))
+        assert change.is_slower is is_slower
+    # Less than 2 percent may be sure and is not worth a word.
+    sure = [replace(before[0], rates=(0.985, 0.985))]
+    (change,) = probe_changes(before, sure)
+    assert known(change.change.high) < 0
+    assert not change.is_slower
 
 
 def test_healthy_devices_are_rarely_called_slower() -> None:
