@@ -85,6 +85,8 @@ def test_a_port_of_a_single_node_is_compared_with_its_likes_there() -> None:
 def test_a_port_that_is_down_is_named_unless_it_is_so_on_most_nodes() -> None:
     down = f"n2 mlx5_0 port 1 is down: {CHECK}"
     assert texts(node("n2", DOWN)) == [down]
+    (found,) = find_port_faults([node("n2", DOWN)])
+    assert (found.kind, found.hosts, found.slower) == ("port", ("n2",), 1.0)
     assert texts(node("n1", PORT), node("n2", DOWN), node("n3", PORT)) == [down]
     assert texts(node("n1", DOWN), node("n2", DOWN), node("n3", PORT)) == []
 
@@ -99,7 +101,7 @@ def test_gpus_that_are_far_from_the_cpus_of_their_ranks_are_named() -> None:
     assert texts(node("n1", gpus=(0, 0, 1, 1), cpus=(0, 1))) == []
     assert texts(node("n1", gpus=(None, None), cpus=(0,)), node("n2", gpus=(3,))) == []
     (found,) = find_port_faults([node("n1", gpus=(0, 0, 1, 1), cpus=(0,))])
-    assert (found.kind, found.hosts) == ("binding", ("n1",))
+    assert (found.kind, found.hosts, found.slower) == ("binding", ("n1",), 1.0)
     assert found.text.startswith("n1: ranks run on CPUs of NUMA node 0, far from GPU 2, 3")
 
 

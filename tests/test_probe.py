@@ -126,11 +126,25 @@ def test_a_device_is_slower_by_more_than_2_percent_and_than_the_others_differ() 
         expected = math.log(new) - statistics.fmean(logs) + half
         assert known(change.change.high) == pytest.approx(math.expm1(expected))
         assert change.is_slower is is_slower
+    # Of a single device in the baseline nothing is known of others; what is known is still judged.
+    unlike = Probe(name=MATRIX, host="b", device="GPU 0", rates=(0.9, 0.9))
+    (change,) = probe_changes(before[:1], [unlike, before[0]])
+    assert change.probe == before[0]
     # Less than 2 percent may be sure and is not worth a word.
     sure = [replace(before[0], rates=(0.985, 0.985))]
     (change,) = probe_changes(before, sure)
     assert known(change.change.high) < 0
     assert not change.is_slower
+
+
+def test_the_interval_of_a_devices_change_is_that_of_its_repetitions_on_both_sides() -> None:
+    rates = (1.0, 1.03, 0.98)
+    then = Probe(name=MATRIX, host="a", device="GPU 0", rates=rates)
+    now = replace(then, rates=tuple(0.9 * rate for rate in rates))
+    (change,) = probe_changes([then], [now])
+    deviation = statistics.stdev(map(math.log, rates)) * math.sqrt(1 / 3 + 1 / 3)
+    half = scipy.stats.t.ppf(0.975, 4) * deviation
+    assert known(change.change.high) == pytest.approx(0.9 * math.exp(half) - 1)
 
 
 def test_healthy_devices_are_rarely_called_slower() -> None:

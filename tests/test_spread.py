@@ -7,6 +7,7 @@ between allocations and between runs (nested analysis of variance: Searle, Casel
 """
 
 import math
+import statistics
 from collections.abc import Mapping
 
 import pytest
@@ -121,6 +122,26 @@ def test_what_a_row_excludes_by_its_own_nights_does_not_widen_it() -> None:
         before, tonight = moderated_samples(rows, now)
         gains.append(gain_of(side(before["x"]), side(tonight["x"]), deviation=0.01))
     assert gains[1].half_width(0.975) == pytest.approx(gains[0].half_width(0.975), rel=0.05)
+
+
+def test_of_rows_that_are_about_equally_noisy_each_tells_as_much_of_a_night() -> None:
+    rows = {"x": (0.0, 0.02, 0.04, 0.02), "y": (0.0, 0.01, 0.02, 0.01), "z": (0.0, 0.04, 0.0, 0.0)}
+    before, _ = moderated_samples(
+        {row: nights(*values) for row, values in rows.items()}, {"x": {"now": (0.0,)}}
+    )
+    apart = {
+        row: [value - statistics.fmean(values) for value in values] for row, values in rows.items()
+    }
+
+    def deviation(row: str) -> float:
+        """The deviation of a row's nights from what the two others tell, median-unbiased."""
+        others = zip(*(values for name, values in apart.items() if name != row), strict=True)
+        of_nights = map(statistics.fmean, others)
+        left = (own - night for own, night in zip(apart[row], of_nights, strict=True))
+        return math.sqrt(math.fsum(value**2 for value in left) / (1 + 1 / 2) / 2.366)
+
+    expected = statistics.fmean(map(deviation, "yz")) ** 2
+    assert known(before["x"].prior).variance == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_night_that_is_slower_in_all_rows_does_not_widen_any() -> None:

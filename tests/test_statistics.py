@@ -1,5 +1,6 @@
 """The statistics, against scipy.stats, by hand, and by simulation with known truth."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import scipy
 from statements import known
 
 from gpuscale.analysis.estimates import (
+    FURTHER_RUNS,
     Difference,
     Sample,
     Term,
@@ -77,6 +79,14 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
     assert not unknown.exponential().has_interval
     assert not Estimate(value=0.5, low=0.4).has_interval
     assert unknown.relative_change().value == pytest.approx(math.e**0.5 - 1)
+
+
+def test_few_further_runs_are_advised_exactly_and_many_in_round_numbers() -> None:
+    assert FURTHER_RUNS[:6] == (1, 2, 3, 4, 5, 6)
+    assert FURTHER_RUNS[6:9] == (8, 10, 12)
+    assert all(runs % 5 == 0 for runs in FURTHER_RUNS[9:])
+    # No more than a third more than are needed.
+    assert all(more <= (fewer + 1) * 4 / 3 for fewer, more in itertools.pairwise(FURTHER_RUNS))
 
 
 def test_runs_that_are_all_equal_are_even_odds_and_any_change_of_them_is_certain() -> None:

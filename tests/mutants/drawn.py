@@ -3,8 +3,8 @@
     python tests/mutants/drawn.py session.sqlite 0.2
 
 A filter only marks mutants as skipped, and cr-rate would count those as killed. Nor are those left
-that only turn the `*` of a signature into `/`: that lets keywords be given by position, which
-nobody does.
+that only change how many results a cache keeps, or turn the `*` of a signature into `/`: that lets
+keywords be given by position, which nobody does.
 """
 
 import random
@@ -24,7 +24,7 @@ def main() -> None:
         places = database.execute(
             "SELECT job_id, module_path, start_pos_row, start_pos_col FROM mutation_specs"
         )
-        skipped |= {job for job, *place in places if _is_keyword_marker(*place)}
+        skipped |= {job for job, *place in places if _changes_nothing(*place)}
         made = [job for job in jobs if job not in skipped]
         kept = {*random.Random(1).sample(made, round(share * len(made)))}
         dropped = [(job,) for job in jobs if job not in kept]
@@ -33,8 +33,9 @@ def main() -> None:
     sys.stdout.write(f"{len(kept)} of {len(made)} mutants\n")
 
 
-def _is_keyword_marker(module: str, row: int, column: int) -> bool:
-    return Path(module).read_text(encoding="utf-8").splitlines()[row - 1].startswith("*,", column)
+def _changes_nothing(module: str, row: int, column: int) -> bool:
+    line = Path(module).read_text(encoding="utf-8").splitlines()[row - 1]
+    return line.startswith("*,", column) or line.lstrip().startswith("@lru_cache")
 
 
 if __name__ == "__main__":

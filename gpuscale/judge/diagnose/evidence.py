@@ -183,10 +183,11 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
             change = difference(statistics.fmean(logs) - usual, [term]).relative_change(
                 1 - _SIGNIFICANCE / len(now)
             )
+            is_sure = change.high is not None and change.high < 0
             yield ProbeChange(
                 probe=probes[key],
                 change=change,
-                is_slower=change.value < -_LEAST_LOSS and (change.high or 0.0) < 0,
+                is_slower=is_sure and change.value < -_LEAST_LOSS,
                 beside=ComparedWith.BASELINE if key in then else ComparedWith.OTHER_GPUS,
             )
 
