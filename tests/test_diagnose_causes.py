@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from builders import CNN, environment, gpu_summary, phases, run, with_values
-from builders.causes import row_of
+from builders import CNN, environment, gpu_summary, nights, phases, run, with_values
+from builders.causes import diagnosed, row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
+from builders.nights import Fault, Night
 from changing import replace
 
 from gpuscale.judge import diagnose
@@ -24,7 +25,7 @@ from gpuscale.records import (
     QuantityName,
     Verdict,
 )
-from gpuscale.records.cause import CauseKind, PhaseChange
+from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import Finding
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
 
@@ -248,7 +249,8 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
 def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_got_worse(
     command: str | None, quantity: QuantityName, code: str, remedy: str
 ) -> None:
-    made = row_of([], [], gpus=2, configuration=replace(CNN, command=command))
+    device = "cpu" if command else "cuda"
+    made = row_of([], [], gpus=2, configuration=replace(CNN, command=command, device=device))
     finding = Finding.SCALING_LOSS if quantity is QuantityName.EFFICIENCY else None
     judged = replace(made.entry, changed_quantity=quantity, finding=finding)
     made = replace(made, entry=judged)
@@ -257,6 +259,29 @@ def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_g
     assert (cause.code, cause.remedy.code) == (code, remedy)
     # Without ranks, the environment says where to look.
     assert cause.remedy.hosts == (() if remedy == "gpu_links" else ("node1",))
+
+
+@pytest.mark.parametrize(
+    ("fault", "telemetry", "codes"),
+    [
+        (Fault(computing=1.22, clock=0.82), True, ["clocks_without_phases"]),
+        (Fault(computing=1.22, clock=0.95), True, ["no_phases_of_commands"]),
+        (Fault(computing=1.22, ecc_uncorrected=2), True, ["device_fault", "no_phases_of_commands"]),
+        (Fault(computing=1.22, clock=0.82), False, ["no_counters_of_commands"]),
+        (Fault(communication_s=0.02, clock=0.82), True, ["no_phases_of_commands"]),
+    ],
+)
+def test_counters_of_gpus_are_looked_at_though_the_phases_of_a_command_are_unknown(
+    fault: Fault, telemetry: bool, codes: list[str]
+) -> None:
+    ran = replace(nights.CNN, strategy="command", command="python train.py")
+    well = Night(job="1001", runs=6, configurations=(ran,), phases=False, telemetry=telemetry)
+    now = nights.results_of_night(replace(well, job="2001", day=30, runs=3, fault=fault))
+    causes = diagnosed(nights.baseline_of(well), now)[4].causes
+    assert [cause.code for cause in causes] == codes
+    for cause in causes:
+        for symptom in cause.evidence:
+            assert not isinstance(symptom, DeviceSymptom) or symptom.host == "node1"
 
 
 def codes_of(call: ast.expr) -> Iterator[str]:

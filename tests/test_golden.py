@@ -110,6 +110,10 @@ THEN: Night = Night(job="1001", runs=6)
 NOW = Night(job="2001", day=30)
 KILLED = Failure(kind="killed", message="rank 1 died of signal 9 (SIGKILL)", rank=1, host="node1")
 UNSTEADY = Failure(kind="unsteady", message="not steady: its windows drift by 9.0 %")
+OF_COMMAND = {
+    "configurations": (replace(CNN, strategy="command", command="torchrun train.py {batch}"),),
+    "phases": False,
+}
 ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
 
 
@@ -148,6 +152,9 @@ def published_throughputs() -> Baseline:
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now(), formats=JSON),
     "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82), formats=JSON),
+    "clocks_of_a_command": Scenario(
+        now(fault=Fault(computing=1.22, clock=0.82), **OF_COMMAND), baseline=then(**OF_COMMAND)
+    ),
     "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1})), formats=JSON),
     "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1})), formats=JSON),
     "communication_on_4": Scenario(

@@ -10,7 +10,7 @@ from gpuscale.records.ports import Port
 from gpuscale.records.record import Bytes, Line, Name, Record
 
 Rate = Annotated[float, Meta(ge=1e-9, le=1e21)]
-_COMPUTING = ("computing", "stragglers", "device_fault")
+_COMPUTING = ("computing", "clocks_without_phases", "stragglers", "device_fault")
 _COPIES = ("late_copies", "device_fault")
 _COMMUNICATION = ("communication", "time_in_no_part")
 MATRIX, SEND = "matrix multiplication", "send"

@@ -171,6 +171,15 @@ def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
     )
 
 
+def _clocks_without_phases(cause: Cause, *_: str) -> tuple[str, str]:
+    symptoms = _of_type(DeviceSymptom, cause)
+    first, count = symptoms[0], len({symptom.uuid for symptom in symptoms})
+    where = device_text(first.uuid, first.host) if count == 1 else f"{count} GPUs"
+    return f"clocks: {_symptom(first)} on {where}", (
+        "low enough to explain at least half of the loss; whether the GPUs also waited is unknown"
+    )
+
+
 def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
     lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
     return cause.kind, f"the step times do not explain why {lost} got worse"
@@ -193,6 +202,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
         f"training takes {took} beyond the slowest rank's own pace and the communication, as if "
         "ranks took turns at being slow within a run",
     ),
+    "clocks_without_phases": _clocks_without_phases,
     "device_fault": _device_fault,
     "environment_changed": lambda cause, *_: (
         f"changed: {environment_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
@@ -204,6 +214,9 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": "one side or both lack phases, paces or exposed communication of these runs",
     "no_phases_of_commands": "gpuscale sees no phases of a command",
+    "no_counters_of_commands": (
+        "gpuscale sees no phases of a command, and one side or both lack the counters of its GPUs"
+    ),
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
         "reference figures hold no phases, so the differences from them are unknown"
@@ -268,7 +281,7 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 _NAMED_PORTS = 3
-_EVIDENCE_IN_HEADLINE = {"device_fault", "environment_changed"}
+_EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _COUNTERS = {
     "sm_clock_mean_mhz": ("SM clock {} MHz", "{} MHz"),

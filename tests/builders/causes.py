@@ -140,6 +140,8 @@ def row_of(
         before=tuple(before),
         after=tuple(after),
         changes=changes_of(before, after, 0.01),
+        runs_before=tuple(step.run for step in before),
+        runs_after=tuple(step.run for step in after),
         environments_before=(environment(),),
         environments_after=(environment(),),
     )

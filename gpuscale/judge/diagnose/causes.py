@@ -171,9 +171,30 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
             )
 
 
+def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield a cause if clocks fell by enough to explain a loss in steps without known phases.
+
+    If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
+    """
+    then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
+    of_time = row.entry.finding in (Finding.SINGLE_GPU_SLOWDOWN, Finding.SLOWER_TRAINING)
+    if row.point.changes or not of_time or then is None or now is None:
+        return
+    uuids = {summary.uuid for run in row.point.runs_after for summary in run.gpu_summaries}
+    lost_s = now.value - then.value
+    if clocks := explaining_clocks(row.symptoms, uuids, lost_s=lost_s, of_s=then.value):
+        hosts = tuple(dict.fromkeys(s.host for s in clocks if s.host is not None))
+        yield Cause(
+            kind=CauseKind.CLOCKS,
+            code="clocks_without_phases",
+            evidence=clocks,
+            remedy=look_at_devices(row, hosts),
+        )
+
+
 def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield a cause "not established", with a remedy, if none of `named` explains lost time."""
-    if any(cause.lost_s is not None for cause in named):
+    if any(cause.lost_s is not None or cause.kind is CauseKind.CLOCKS for cause in named):
         return
     entry, point = row.entry, row.point
     lost = [LostMetric(metric.metric.name) for metric in entry.metrics if metric.verdict.is_loss]
@@ -185,7 +206,8 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
         if point.key.configuration.command:
             of_ranks = entry.finding is Finding.SCALING_LOSS
             remedy = Remedy("hosts_or_command" if of_ranks else "command_or_hosts", hosts)
-            yield _open("no_phases_of_commands", remedy)
+            lacks = is_gpu(point.key.configuration.device) and not row.has_counters
+            yield _open("no_counters_of_commands" if lacks else "no_phases_of_commands", remedy)
         elif entry.changed_quantity is QuantityName.EFFICIENCY:
             yield _open("no_phases", _look_at_links(row))
         else:
@@ -293,6 +315,7 @@ def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = (
     lost_parts,
+    clocks_without_phases,
     device_faults,
     not_established,
     environment,

@@ -49,6 +49,9 @@ class PointEvidence:
     """Change of each part; empty if either side has no run whose step is divided into parts."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
+    runs_before: tuple[Run, ...] = ()
+    runs_after: tuple[Run, ...] = ()
+    """Valid runs of the current results, also those whose steps are not divided into parts."""
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
     """Evidence collected on each node in each run of the current results."""
@@ -80,7 +83,15 @@ class RowEvidence:
     @cached_property
     def symptoms(self) -> tuple[DeviceSymptom, ...]:
         """Symptoms of the devices used in the results."""
-        return symptoms_of(self.point.before, self.point.after)
+        placed = (pair for where in self.point.environments_after for pair in where.placed_gpus)
+        hosts = {gpu.uuid: host for host, gpu in placed if gpu.uuid and host}
+        return symptoms_of(self.point.runs_before, self.point.runs_after, hosts)
+
+    @property
+    def has_counters(self) -> bool:
+        """True if the counters of the devices were sampled on both sides."""
+        sides = self.point.runs_before, self.point.runs_after
+        return all(any(s.samples for run in side for s in run.gpu_summaries) for side in sides)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -107,6 +118,8 @@ def points_of(
             changes=changes_of(before, after, deviation),
             environments_before=tuple(sides.before.environments_of[key]),
             environments_after=tuple(sides.after.environments_of.get(key, ())),
+            runs_before=tuple(runs),
+            runs_after=tuple(runs_after),
             nodes_before=tuple(nodes_of(runs)),
             nodes_after=tuple(nodes_of(runs_after)),
         )

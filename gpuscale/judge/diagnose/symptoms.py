@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from gpuscale.base.gpu_counters import NUMBERS, fold
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
-from gpuscale.judge.diagnose.step_parts import Step
-from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe
+from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe, Run
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
 from gpuscale.records.ports import PORT_COUNTERS, Port
 
@@ -84,14 +83,19 @@ class _State:
 _NO_ERRORS = _State.of(())
 
 
-def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
+def symptoms_of(
+    before: Sequence[Run], after: Sequence[Run], places: Mapping[str, str]
+) -> tuple[DeviceSymptom, ...]:
     """Find the symptoms of each device in the results.
+
+    `places` gives the host of a device by UUID, for runs whose ranks do not name their devices.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
     devices of the baseline; if the baseline has no samples, with other devices in the results.
     """
     old, new = _summaries(before), _summaries(after)
-    hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
+    ranks = (rank for run in after for rank in run.ranks)
+    hosts = {**places, **{uuid: rank.host for rank in ranks for uuid in rank.device_uuids}}
     known = _State.of([s for summaries in old.values() for s in summaries]) if old else None
     beside = ComparedWith.BASELINE if old else ComparedWith.OTHER_GPUS
     found: list[DeviceSymptom] = []
@@ -122,9 +126,9 @@ def explaining_clocks(
     return tuple(clocks) if statistics.median(drops.values()) >= _EXPLAINS * slowdown else ()
 
 
-def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
+def _summaries(runs: Sequence[Run]) -> dict[str, list[GpuSummary]]:
     """Return the device summaries of all runs, by device UUID; omit summaries without samples."""
-    summaries = (summary for step in steps for summary in step.run.gpu_summaries)
+    summaries = (summary for run in runs for summary in run.gpu_summaries)
     return by_key((summary.uuid, summary) for summary in summaries if summary.samples)
 
 
