@@ -249,8 +249,8 @@ def summary(uuid: str = "A", /, **values: float) -> GpuSummary:
 
 
 def seen(before: Sequence[GpuSummary], after: Sequence[GpuSummary]) -> list[tuple[object, ...]]:
-    sides = (step(rank(0, 1.0), summaries=before), step(rank(0, 1.0), summaries=after))
-    found = symptoms_of(*([side.run] for side in sides), {})
+    then, now = (step(rank(0, 1.0), summaries=each).run for each in (before, after))
+    found = symptoms_of([then], [now], {})
     return [(each.uuid, each.counter, each.now, each.usual, each.beside) for each in found]
 
 
