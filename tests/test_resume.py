@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SamplesHeader, line_of
-from gpuscale.measure.telemetry.summary import telemetry_of
+from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
@@ -232,3 +233,54 @@ def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None,
     recorder.append(made(1, 1.0), telemetry)
     recorder.close()
     assert read_results(recorder.path).environment.driver_version == kept
+
+
+@pytest.mark.parametrize("is_of_commands", [False, True])
+def test_a_file_of_commands_names_the_software_of_their_interpreter(
+    tmp_path: Path, is_of_commands: bool
+) -> None:
+    options = parse_options({"gpus": "1", "results": str(tmp_path / "night.jsonl")})
+    recorder = Recorder(environment(), options, folder=tmp_path)
+    recorder.is_of_commands = is_of_commands
+    found = replace(environment(), torch_version="9.9", host="another")
+    recorder.append(made(1, 1.0), TelemetryReport(), found)
+    recorder.append(made(1, 1.0, index=2), TelemetryReport(), None)
+    recorder.close()
+    recorded = read_results(recorder.path).environment
+    assert recorded.torch_version == ("9.9" if is_of_commands else environment().torch_version)
+    assert recorded.host == environment().host
+    # Where nothing is known of the interpreter, gpuscale's own stands in.
+    options = parse_options({"gpus": "1", "results": str(tmp_path / "other.jsonl")})
+    recorder = Recorder(environment(), options, folder=tmp_path)
+    recorder.is_of_commands = is_of_commands
+    recorder.append(made(1, 1.0), TelemetryReport(), None)
+    recorder.close()
+    assert read_results(recorder.path).environment.torch_version == environment().torch_version
+
+
+def test_the_content_of_cases_and_of_the_scripts_of_commands_is_recorded(tmp_path: Path) -> None:
+    for name in ("test_case.py", "train.py", "job.sh", "data.bin"):
+        (tmp_path / name).write_text(name)
+    recorder = Recorder(environment(), parse_options({"gpus": "1"}), folder=tmp_path)
+    command = CommandRequest(
+        words=("sh", "job.sh", "train.py", "absent.py", "data.bin", "x" * 5000 + ".py"),
+        folder=str(tmp_path),
+        launch="once",
+        log_format=None,
+        step_regex=None,
+        batch_from_output=True,
+    )
+    of_case = request(case_file=str(tmp_path / "test_case.py"))
+    recorder.add_scripts([of_case, request(command=command)])
+    assert recorder.environment.scripts == {
+        name: sha256(name.encode()).hexdigest()[:12]
+        for name in ("test_case.py", "job.sh", "train.py")
+    }
+
+
+def test_of_many_differences_the_first_eight_are_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        compared(lambda e: replace(e, variables={f"NCCL_X{n}": "1" for n in range(10)}))
+    said = str(refused.value)
+    assert "NCCL_X7: not set → 1 and 2 more" in said
+    assert "NCCL_X8" not in said

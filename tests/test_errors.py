@@ -1,0 +1,59 @@
+"""Errors say where something is wrong, and what to install."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuscale.base import errors
+from gpuscale.base.errors import (
+    DecodeError,
+    FileError,
+    RunTerminated,
+    UsageError,
+    as_place,
+    require_packages,
+)
+
+
+def test_a_problem_of_a_file_is_named_with_its_place() -> None:
+    assert str(FileError("r.jsonl", "is empty")) == "r.jsonl: is empty"
+    assert str(FileError("r.jsonl", "no number", line=3)) == "r.jsonl:3: no number"
+    assert (
+        str(FileError("r.jsonl", "no number", place="run.gpus")) == "r.jsonl: run.gpus: no number"
+    )
+    found = FileError("r.jsonl", "no number", place="run.gpus", line=1)
+    assert (str(found), found.problem) == ("r.jsonl:1: run.gpus: no number", "no number")
+
+
+def test_a_problem_of_a_record_is_named_with_its_field() -> None:
+    assert str(DecodeError("runs[2].gpus", "no number")) == "runs[2].gpus: no number"
+    assert str(DecodeError("", "no number", line=4)) == "line 4: no number"
+    found = DecodeError("runs[2].gpus", "no number", line=4)
+    assert str(found) == "line 4: runs[2].gpus: no number"
+    assert (found.place, found.problem, found.line) == ("runs[2].gpus", "no number", 4)
+
+
+def test_packages_that_are_missing_are_named_as_pip_knows_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_packages("gpuscale", errors.READING)
+    monkeypatch.setattr(errors, "find_spec", lambda name: name == "torch" or None)
+    with pytest.raises(UsageError) as refused:
+        require_packages("measuring", ["torch", "numpy", "pynvml"])
+    assert str(refused.value) == (
+        "measuring needs numpy, nvidia-ml-py, not installed here; install with: "
+        "pip install numpy nvidia-ml-py"
+    )
+
+
+def test_a_place_in_a_file_below_this_folder_is_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert as_place(str(tmp_path / "a" / "test_mine.py"), 12) == "a/test_mine.py:12"
+    assert as_place("/nowhere/test_mine.py", 12) == "/nowhere/test_mine.py:12"
+
+
+def test_a_run_that_a_signal_ended_says_which() -> None:
+    ended = RunTerminated(15)
+    assert (str(ended), ended.number) == ("ended by SIGTERM", 15)

@@ -1,0 +1,193 @@
+"""What a session prints of itself, and what it hands to pytest-benchmark, without measuring."""
+
+import io
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders import baseline, cpu_environment, environment, measured, request, results, run
+from changing import replace
+
+from gpuscale import __version__
+from gpuscale.plugin import terminal
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.run_maker import stopping_rule
+from gpuscale.records import HostLoad
+from gpuscale.store.files import write_baseline
+from gpuscale.store.results import ResultsWriter, ResumedResults
+
+IDLE = HostLoad(other_cores=0.1, cores=4)
+BUSY = HostLoad(other_cores=2.0, cores=4)
+
+
+def header(*, gpus: bool = False, load: HostLoad = IDLE, more: Any = None, **given: Any) -> str:
+    where = environment() if gpus else cpu_environment()
+    options = parse_options({"gpus": "1", "threads_per_rank": 3, **given})
+    return "\n".join(terminal.header_lines(where, options, more, load))
+
+
+def test_a_session_begins_with_the_devices_that_it_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert header(gpus=True) == (
+        f"gpuscale {__version__}: {environment().hardware_label}, NCCL (device: cuda)"
+    )
+    on_cpus = f"on {cpu_environment().hardware_label} (device: cpu)"
+    assert header() == (
+        f"gpuscale {__version__}: no GPU found, measuring CPU ranks over gloo, 3 threads a rank, "
+        f"{on_cpus}"
+    )
+    assert ": --device cpu, measuring CPU ranks" in header(device="cpu")
+    options = parse_options({"gpus": "1"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    (line,) = terminal.header_lines(cpu_environment(), options, None, IDLE, is_command=True)
+    assert f"gloo, OMP_NUM_THREADS=5 unless the command sets it, {on_cpus}" in line
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    (line,) = terminal.header_lines(cpu_environment(), options, None, IDLE, is_command=True)
+    assert "OMP_NUM_THREADS=1 unless" in line
+
+
+def test_a_session_warns_of_a_busy_host_and_of_faults_on_purpose() -> None:
+    busy = header(load=BUSY).splitlines()[1]
+    assert busy == "this host is busy, so intervals will be wide: 2.0 of 4 cores used by others"
+    warning = header(inject=["data=5ms"]).splitlines()[0]
+    assert "data=5ms" in warning
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_a_resumed_session_says_what_it_goes_on_from(
+    tmp_path: Path, cut_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "night.jsonl"
+    with ResultsWriter(path, results()) as writer:
+        writer.append(run(1, 1.0))
+        writer.append(run(1, 1.0, index=2))
+    if cut_short:
+        path.write_bytes(path.read_bytes() + b'{"run')
+    with ResumedResults(path) as resumed:
+        said = header(more=resumed).splitlines()[1:]
+    assert said[0] == "resuming night.jsonl: 2 runs so far"
+    assert len(said) == 1 + cut_short
+    if cut_short:
+        assert said[1].startswith("its last line is cut short")
+        assert said[1].endswith(f"is kept as {resumed.copy and resumed.copy.name}")
+
+
+def test_a_path_below_the_current_folder_is_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/usr")
+    assert terminal.relative(Path("/usr/lib/results.jsonl")) == "lib/results.jsonl"
+    assert terminal.relative(Path("/etc/results.jsonl")) == "/etc/results.jsonl"
+
+
+def test_a_session_without_runs_says_that_it_wrote_no_file() -> None:
+    (line,) = terminal.summary_lines(results(), Path("n.jsonl"), new_runs=(), interrupted=True)
+    assert line == "nothing was measured: no results file was written"
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_session_without_a_valid_run_ends_with_what_to_do(is_interrupted: bool) -> None:
+    made = results(run(1, None))
+    lines = terminal.summary_lines(
+        made, Path("n.jsonl"), new_runs=made.runs, interrupted=is_interrupted
+    )
+    said = " ".join("\n".join(lines).split())
+    assert "no run gave a number: there is nothing to compare" in said
+    assert ("go on as before, with --resume n.jsonl and without --results" in said) is (
+        is_interrupted
+    )
+    assert said.endswith("results: n.jsonl")
+
+
+def test_a_session_ends_with_its_verdict_its_files_and_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    then, now = tmp_path / "then.json", tmp_path / "now.jsonl"
+    write_baseline(then, baseline({1: [1.0, 1.001, 0.999] * 2}))
+    rule = stopping_rule(parse_options({"gpus": "1", "baseline": str(then)}))
+    assert rule is not None
+    # Half as slow again, which fresh runs have to confirm.
+    slower = measured({1: [1.5, 1.501, 1.499]})
+    shown = [*terminal.verdict_lines(rule, slower, (then, now), False, 1)]
+    assert shown[0].startswith("INCONCLUSIVE")
+    assert shown[-1].endswith("(exit code 1)")
+    said = "\n".join(shown)
+    assert "baseline      then.json: 6 runs a row" in said
+    assert "now           now.jsonl: node1" in said
+    assert "\033" not in said
+    assert "\033" in "".join(terminal.verdict_lines(rule, slower, (then, now), True, 1))
+
+
+@pytest.mark.parametrize(("columns", "room"), [(0, 0), (80, 62), (17, 0), (10, 2)])
+def test_progress_has_the_rest_of_the_line_of_its_item(
+    columns: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", f"{'x' * 16} (call)")
+    monkeypatch.setattr(terminal, "can_redraw", lambda _: columns > 0)
+    monkeypatch.setattr(terminal, "columns_of", lambda _: columns)
+    monkeypatch.setattr(terminal, "progress_text", lambda *words: words)
+    drawn: list[Callable[[], object]] = []
+
+    def redrawn(shown: object, draw: Callable[[], object], *, behind: bool) -> Any:
+        assert behind
+        assert (shown is not None) == (columns > 0)
+        drawn.append(draw)
+        return nullcontext()
+
+    monkeypatch.setattr(terminal, "redrawn", redrawn)
+    launcher: Any = SimpleNamespace(running=None)
+    with terminal.progress_line(io.StringIO(), launcher, request()):
+        assert drawn[0]() is None
+        launcher.running = SimpleNamespace(read_progress=lambda: ("window", 3, 10))
+        assert drawn[0]() == ("window", 3, 10, room)
+
+
+def test_pytest_benchmark_times_steps_by_the_clock_of_the_ranks() -> None:
+    made, markers = run(2, 0.25), list[Any]()
+    item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=markers.append)
+    terminal.add_clock(item, "tiny/ddp")
+    (marker,) = markers
+    timer = marker.kwargs["timer"]
+    assert (marker.name, marker.kwargs["group"], timer()) == ("benchmark", "tiny/ddp", 0)
+    timed_s: list[float] = []
+
+    def pedantic(step: Callable[[], None], *, rounds: int, iterations: int) -> None:
+        for _ in range(rounds):
+            began_s = timer()
+            for _ in range(iterations):
+                step()
+            timed_s.append(timer() - began_s)
+        step()
+
+    benchmark: Any = SimpleNamespace(
+        extra_info={}, params={"more": 1}, skipped=True, pedantic=pedantic
+    )
+    terminal.enter_run(item, benchmark, "ddp-2gpus-run1", made)
+    assert timed_s == pytest.approx([window.time_s for window in made.windows])
+    assert timer() == pytest.approx(sum(timed_s))
+    assert benchmark.params == {"more": 1, "scaling": "ddp-2gpus-run1"}
+    assert benchmark.skipped is False
+    assert benchmark.extra_info["gpus"] == 2
+
+
+def test_pytest_benchmark_shows_gpuscales_runs_only_if_asked() -> None:
+    own: dict[str, Any] = {"params": {"scaling": "ddp-1gpu-run1"}}
+    other: dict[str, Any] = {"params": None}
+    groups = [("mixed", [own, other]), ("own", [own])]
+    config: Any = SimpleNamespace(option=SimpleNamespace())
+    assert terminal.of_other_tests(groups, config) == [("mixed", [other])]
+    config.option.benchmark_columns = "median"
+    assert terminal.of_other_tests(groups, config) == groups
+
+
+def test_a_run_is_entered_without_parameters_of_its_own() -> None:
+    item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=lambda _: None)
+    terminal.add_clock(item, "tiny/ddp")
+    benchmark: Any = SimpleNamespace(extra_info={}, params=None, pedantic=lambda *_, **__: None)
+    terminal.enter_run(item, benchmark, "label", replace(run(1, 1.0), index=4))
+    assert benchmark.params == {"scaling": "label"}
+    assert benchmark.extra_info["run"] == 4
