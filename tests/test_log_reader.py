@@ -215,6 +215,10 @@ def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
     assert windows.warmup_s == pytest.approx(1.0)
     assert windows.spans[0] == pytest.approx((101.0, 101.5))
     assert len(windows.spans) == (199 - 10) // 5
+    # A window needs a second line after the warm-up.
+    assert windows_of(told(*range(10)).stretches, PLAN) is None
+    assert windows_of(told(*range(11)).stretches, PLAN) is None
+    assert known(windows_of(told(*range(12)).stretches, PLAN)).spans == []
 
 
 def test_lines_every_so_many_steps_end_the_windows() -> None:
@@ -250,6 +254,10 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
     assert not comes_in_bursts(stretch(*[line * 1e-2 for line in range(500)]), -1.0)
     # Two lines of each step, such as of two ranks.
     assert not comes_in_bursts(stretch(*[line // 2 * 0.01 for line in range(500)]), -1.0)
+    # From the last line of a burst to the first of the next: 49 ms are no pause, 51 ms are.
+    for pause_s, is_pause in ((0.049, False), (0.051, True)):
+        pairs = [n * (0.0015 + pause_s) + line * 0.0015 for n in range(9) for line in range(2)]
+        assert comes_in_bursts(stretch(*pairs), -1.0) is is_pause
 
 
 def test_lines_that_are_read_late_all_at_once_leave_each_window_its_share_of_the_time() -> None:

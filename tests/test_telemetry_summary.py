@@ -9,7 +9,7 @@ from builders import run, window
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SampledDevice, SamplesHeader, Tick, line_of
-from gpuscale.measure.telemetry.summary import summarize, telemetry_of
+from gpuscale.measure.telemetry.summary import TelemetryReport, summarize, telemetry_of
 from gpuscale.records import GpuSummary
 
 ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"
@@ -220,6 +220,7 @@ def test_a_counter_without_a_difference_is_left_out(samples: Path, counts: list[
     looks = [look(1 + 0.1 * at, ecc_corrected=count) for at, count in enumerate(counts)]
     gpu = one(samples, *looks, intervals=[(0, 2)])
     assert "ecc_corrected" not in gpu.values
+    assert gpu.absent == ()
 
 
 def test_a_number_that_no_device_can_have_is_absent_and_the_others_are_kept(samples: Path) -> None:
@@ -247,3 +248,12 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
     directory.gpus.write({"node3": {"cccc": None}})
     alone = telemetry_of(run(1, 2.0), directory)
     assert alone.absent == ENDED
+
+
+def test_energy_of_a_step_is_a_metric_of_valid_runs_alone() -> None:
+    summary = GpuSummary(uuid=A, name="V100", samples=9, values={"energy_j": 100.0})
+    telemetry = TelemetryReport((summary,), "node2: no sample")
+    for made in (run(1, 2.0), run(1, None)):
+        found = telemetry.added_to(made)
+        assert (found.gpu_summaries, found.telemetry_absent) == ((summary,), "node2: no sample")
+        assert ("energy_per_sample_j" in found.measured) is made.is_valid

@@ -174,7 +174,7 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
     departed = abs(statistics.fmean(last[-2:])) if not is_few else min(map(abs, last[-2:]))
     if departed <= _SMALLEST_STEP:
         return None
-    beyond = step_size(values[max(begin, tonight - 1 - _OF_DEVIATION) : tonight - 1])
+    beyond = step_size(values[begin : tonight - 1])
     agree = abs(last[-1] - last[-2]) <= beyond
     if not (
         (agree and departed > beyond)

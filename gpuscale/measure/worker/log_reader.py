@@ -118,9 +118,9 @@ class LogReader:
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.batch_from_output:
             expected = asked * gpus
-            if self._samples not in (None, expected):
+            if self._samples is not None and self._samples != expected:
                 raise self.failed(
-                    f"the command reports {counted(self._samples or 0, 'sample')} a step, and a "
+                    f"the command reports {counted(self._samples, 'sample')} a step, and a "
                     f"batch of {asked} on {counted(gpus, 'GPU')} makes {expected}; give the "
                     "--batch that a counted step has on a GPU"
                 )

@@ -152,7 +152,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float]:
-    """Return the points after the warm-up, and the steps and seconds of the warm-up."""
+    """Return the points after the warm-up, if it has ended, and its steps and seconds."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -160,7 +160,7 @@ def _after_warmup(
             if steps >= timing.warmup_steps and passed_s >= timing.warmup_s:
                 return [stretch[place:], *stretches[number + 1 :]], steps, passed_s
         before += stretch[-1].step - stretch[0].step
-    return [], before, stretches[-1][-1].at_s - first_s
+    return [], 0, 0.0
 
 
 def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]]:
