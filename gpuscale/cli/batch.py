@@ -122,7 +122,6 @@ def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int
 
 
 def _power_of_two(number: int) -> int:
-    """Return the largest power of two that does not exceed a number."""
     return 1 << (number.bit_length() - 1)
 
 

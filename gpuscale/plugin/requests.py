@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,12 +59,8 @@ def validate_plans(
             problems.append(str(error))
     if problems:
         raise UsageError(f"--size {options.size}: {'; '.join(problems)}")
-    _validate_injections(plans, options.injections)
-
-
-def _validate_injections(plans: Collection[ItemPlan], injections: Sequence[str]) -> None:
     most = max((STRATEGIES[plan.strategy].processes(plan.gpus) for plan in plans), default=0)
-    for text in injections:
+    for text in options.injections:
         rank = parse_injection(text).rank
         if plans and rank is not None and rank >= most:
             raise UsageError(

@@ -253,11 +253,8 @@ class _MeasuringSession:
     ) -> Generator[None, object, object]:
         """Print the session's tables after all other output."""
         others = yield
-        if not self._config.option.collectonly:
-            self._summarize(terminalreporter)
-        return others
-
-    def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._config.option.collectonly:
+            return others
         recorder, rule = self._maker.recorder, self._maker.rule
         results, baseline = recorder.measured, self._maker.options.baseline
         terminalreporter.section("scaling", sep="-", bold=True)
@@ -272,6 +269,7 @@ class _MeasuringSession:
             files, colour = (baseline, recorder.path), terminalreporter.hasmarkup
             for line in terminal.verdict_lines(rule, results, files, colour, self._exit_code):
                 terminalreporter.write_line(line)
+        return others
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -192,7 +192,6 @@ def _prepare(cpus: Collection[int]) -> None:
 
 
 def _device_variables(devices: Sequence[int]) -> dict[str, str]:
-    """Return environment variables that make only the given devices visible to a command."""
     variables = {}
     # On AMD's GPUs HIP's variable takes precedence over CUDA's.
     hip = ["HIP_VISIBLE_DEVICES"] if os.environ.get("HIP_VISIBLE_DEVICES") else []
@@ -216,7 +215,7 @@ def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
 
 
 def _hostfile(place: Place) -> Path:
-    """Write a hostfile for Open MPI and DeepSpeed, with GPUs as slots; return its path."""
+    """Write a hostfile in the form of Open MPI and DeepSpeed."""
     path = place.directory.path.absolute() / f"hostfile-{place.number}"
     lines = (f"{host} slots={place.gpus_on(node)}\n" for node, host in enumerate(place.hosts))
     path.write_text("".join(lines), encoding="utf-8")

@@ -92,7 +92,8 @@ def probe(directory: str) -> None:
     torch.set_num_threads(1)
     set_fp32_mode(request.precision)
     on_gpu, here = is_gpu(request.device), rank % request.ranks_per_node
-    device = cuda_device(tuple(range(torch.cuda.device_count())) if on_gpu else (), here)
+    devices = tuple(range(torch.cuda.device_count())) if on_gpu else ()
+    device = cuda_device(devices, here)
     place = _Place(request=request, rank=rank, device=device)
     # Run before the process group exists, so that no rank waits for another while computing.
     found = list(_alone(place))
@@ -103,7 +104,7 @@ def probe(directory: str) -> None:
         host=socket.gethostname(),
         probes=tuple(found),
         ports=read_ports(),
-        gpu_numa_nodes=_gpu_numa_nodes() if on_gpu else (),
+        gpu_numa_nodes=tuple(map(numa_node_of, map(torch.cuda.get_device_properties, devices))),
         cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
     )
     run_directory.probe(rank).write(seen)
@@ -113,11 +114,6 @@ def probe(directory: str) -> None:
     dist.all_reduce(torch.zeros(1))
     # Skip destroying the group, which can hang (measure/worker/entry.py).
     os._exit(0)
-
-
-def _gpu_numa_nodes() -> tuple[int | None, ...]:
-    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return tuple(map(numa_node_of, properties))
 
 
 def _core(place: _Place) -> Work:

@@ -237,7 +237,6 @@ def _validate_type(case: TrainingCase, method: str, made: object, kind: type) ->
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
-    """Return the loss of a step, summed over its batches."""
     return math.fsum(float(loss.float().mean()) for loss in losses)
 
 

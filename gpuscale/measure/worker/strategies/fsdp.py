@@ -106,7 +106,9 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
                 tensor.copy_(_gathered(other))
         # The whole model and the activations of a whole batch might not fit into memory.
-        batch = map_tensors(_some_samples, next(training.batches))
+        batch = map_tensors(
+            lambda tensor: tensor[: max(_FEWEST_SAMPLES, len(tensor) // 4)], next(training.batches)
+        )
         inputs, targets = on_device(batch, self.device, training.memory_format)
         for model in (plain, training.model):
             model.zero_grad()
@@ -206,10 +208,6 @@ def _size(module: nn.Module) -> int:
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Return all parameters; a parameter shared by several modules is repeated for each of them."""
     return (parameter for _, parameter in module.named_parameters(remove_duplicate=False))
-
-
-def _some_samples(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[: max(_FEWEST_SAMPLES, len(tensor) // 4)]
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -30,6 +30,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
+        self._is_first, self._is_last = self.rank == 0, self.rank == self.world_size - 1
         self._micro_batches = (request.configuration.micro_batches or 1) * request.gpus
         self._precision = request.configuration.precision
         # Stages on several GPUs cannot train without communication.
@@ -41,14 +42,6 @@ class PipelineStrategy(ProcessGroupStrategy):
     def shares(self) -> int:
         """Number of parts into which ranks split a batch: 1, as every stage needs all samples."""
         return 1
-
-    @property
-    def _is_first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def _is_last(self) -> bool:
-        return self.rank == self.world_size - 1
 
     def part_of(self, batch: Batch) -> Batch:
         """Return the batch, with inputs only for the first stage and targets only for the last."""
