@@ -100,7 +100,7 @@ def test_a_port_whose_state_changes_between_runs_is_given_that_of_the_last_run()
         return [NodeEvidence(host="n2", ports=(OTHER, port)) for port in ports]
 
     before = nodes("active", "active_defer", "up")
-    (down,) = port_symptoms(before, nodes("active", "vanished", "down"))
+    (down,) = port_symptoms(before, nodes("vanished", "init", "down"))
     assert (down.fact, down.now, down.usual) == ("state", "down", "up")
     (absent,) = port_symptoms(before, [NodeEvidence(host="n2", ports=(OTHER,))])
     assert (absent.fact, absent.now, absent.usual) == ("state", "absent", "up")

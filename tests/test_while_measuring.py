@@ -71,6 +71,14 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
     assert step.comparison.exit_code == 3
 
 
+def test_runs_that_were_judged_are_not_judged_again_before_another_has_ended() -> None:
+    rule, now = DecidedVerdict(baseline=quiet_then(n1=0.1), plan=PLAN), quiet_now(3, n1=0.1)
+    judged = rule.verdict_after(now)
+    assert rule.verdict_after(now) is judged
+    (row,) = rule.verdict_after(replace(now, runs=now.runs[:2])).entries
+    assert row.status is RowStatus.NEEDS_RUNS
+
+
 def test_what_is_clearly_ok_stops_at_the_first_look() -> None:
     step = judge_session(quiet_then(n1=0.1, n2=0.11), quiet_now(3, n1=0.1, n2=0.11), PLAN)
     assert {each.status for each in step.entries} == {RowStatus.SETTLED}
