@@ -11,6 +11,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.sides import (
     baseline_of_results,
     machine_mismatch,
+    results_of,
     same_gpu_model,
     side_of_results,
 )
@@ -50,6 +51,26 @@ def test_results_of_which_one_row_failed_serve_the_other_rows_as_a_baseline() ->
     before = baseline_of_results([measured({1: THEN[1], 2: [None, None]})], name="monday")
     comparison = compare(before, [measured(NOW)])
     assert _verdicts(comparison) == {1: Verdict.OK, 2: Verdict.MISSING}
+
+
+def test_a_baseline_stands_for_the_results_of_its_jobs() -> None:
+    known = environment(job_id="elsewhere")
+    kept = replace(
+        baseline({1: THEN[1]}, allocations=("monday", "tuesday")), environments={"tuesday": known}
+    )
+    monday, tuesday = results_of(kept)
+    assert [len(night.runs) for night in (monday, tuesday)] == [2, 1]
+    assert [night.allocation for night in (monday, tuesday)] == ["monday", "tuesday"]
+    # What the baseline does not say is unknown, but for its hardware.
+    where = monday.environment
+    assert (where.device, len(where.gpus)) == ("cuda", kept.hardware.gpus_per_node)
+    assert where.gpu_names == (kept.hardware.gpu_name,)
+    assert tuesday.environment == replace(known, job_id="tuesday")
+    assert (monday.created_at[:4], monday.gpuscale_version) == ("1970", "unknown")
+    dated = replace(kept, recorded_at="2026-03-01T12:00:00+00:00", gpuscale_version="1.2")
+    assert {(night.created_at, night.gpuscale_version) for night in results_of(dated)} == {
+        (dated.recorded_at, "1.2")
+    }
 
 
 def test_a_baseline_without_entries_says_what_to_do() -> None:

@@ -233,6 +233,28 @@ def test_exposed_communication_is_taken_out_of_the_backward_pass_and_is_the_mean
     assert "what it costs a single rank (there in backward), which the efficiency budget" in said
 
 
+def test_communication_in_the_forward_pass_is_taken_out_of_it_and_not_of_the_backward_pass() -> (
+    None
+):
+    one = phased_run([WORKSHOP] * 2, communication_s=0.0025)
+    (synced,), (alone,) = one.windows, one.unsynced_windows
+    assert synced.phases is not None
+    assert alone.phases is not None
+    gathered = replace(
+        synced.phases, forward_s=0.00638 + 0.002, backward_s=synced.phases.backward_s - 0.002
+    )
+    # Windows of two steps each.
+    twice = replace(
+        one,
+        steps_per_window=2,
+        windows=(replace(synced, time_s=2 * synced.time_s, phases=gathered.scaled(2)),),
+        unsynced_windows=(replace(alone, time_s=2 * alone.time_s, phases=alone.phases.scaled(2)),),
+    )
+    row = table_row(phases_shown(twice), "mnist_cnn/ddp", 2)
+    shown = [row[name].split(" ms")[0] for name in ("forward", "backward", "communication")]
+    assert shown == ["6.38", "1.45", "2.50"]
+
+
 def test_extreme_windows_take_no_part() -> None:
     runs = [
         phased_run([WORKSHOP.scaled(factor)], index=index)
