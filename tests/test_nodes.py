@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from commands import free_port
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.slow_links import find_slow, round_robin
+from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe, Probe
@@ -149,23 +149,11 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
     assert find_slow(probes(random.Random(3), 2, slow_link=(0, 1), devices=0)) == ()
 
 
-@pytest.mark.parametrize(
-    ("domain", "among_s", "hosts"),
-    [
-        ("", 0.025, [("n0", "n1")]),
-        (".example.org", 0.025, [("n0.example.org", "n1.example.org")]),
-        # Among themselves they are hardly faster: each has a fault of its own.
-        ("", 0.032, [("n0",), ("n1",)]),
-    ],
-)
-def test_nodes_behind_a_slow_switch_are_named_with_the_switch_that_the_scheduler_knows(
-    domain: str, among_s: float, hosts: list[tuple[str, ...]]
-) -> None:
-    def time_s(one: int, other: int) -> float:
-        behind = sum(place < 2 for place in (one, other))
-        return (0.01, 0.08, among_s)[behind]
-
-    seen = [
+def linked(
+    nodes: int, time_s: Callable[[int, int], float | None], domain: str = ""
+) -> list[NodeProbe]:
+    """Return the probes of nodes whose messages take these times; None is a pair without any."""
+    return [
         NodeProbe(
             host=f"n{place}{domain}",
             probes=tuple(
@@ -173,21 +161,62 @@ def test_nodes_behind_a_slow_switch_are_named_with_the_switch_that_the_scheduler
                     name=SEND,
                     host=f"n{place}{domain}",
                     peer=f"n{peer}{domain}",
-                    rates=(1 / time_s(place, peer),),
+                    rates=(1 / known_s,),
                 )
-                for peer in range(5)
-                if peer != place
+                for peer in range(nodes)
+                if peer != place and (known_s := time_s(place, peer)) is not None
             ),
         )
-        for place in range(5)
+        for place in range(nodes)
     ]
-    leaves = {f"n{place}": "leaf1" if place < 2 else "leaf2" for place in range(5)}
-    found = find_slow(seen, leaves)
-    assert [finding.hosts for finding in found] == hosts
-    for finding in found:
-        assert finding.slower == pytest.approx(8)
-        assert (finding.kind == "switch") is (len(hosts) == 1)
-        assert ("see the leaf switch leaf1" in finding.text) is (len(hosts) == 1)
+
+
+LEAVES = {"n0": "leaf1", "n1": "leaf1", "n2": "leaf2", "n3": "leaf2", "n4": "leaf2"}
+
+
+@pytest.mark.parametrize("domain", ["", ".example.org"])
+@pytest.mark.parametrize(
+    ("leaves", "switch"),
+    [
+        (LEAVES, "leaf switch leaf1"),
+        # It is not the switch of the two alone, it is unknown, or there are two.
+        ({**LEAVES, "n4": "leaf1"}, "switch"),
+        ({}, "switch"),
+        ({**LEAVES, "n1": "leaf3"}, "switch"),
+    ],
+)
+def test_nodes_behind_a_slow_switch_are_named_with_the_switch_that_the_scheduler_knows(
+    leaves: Mapping[str, str], switch: str, domain: str
+) -> None:
+    def time_s(one: int, other: int) -> float:
+        return (0.01, 0.08, 0.025)[sum(place < 2 for place in (one, other))]
+
+    (found,) = find_slow(linked(5, time_s, domain), leaves)
+    assert (found.kind, found.hosts) == ("switch", (f"n0{domain}", f"n1{domain}"))
+    assert "their links take 8× as long" in found.text
+    assert f"see the {switch} or uplink they share" in found.text
+
+
+def test_slow_nodes_that_are_hardly_faster_among_themselves_have_a_fault_each() -> None:
+    seen = linked(5, lambda *ends: (0.01, 0.08, 0.032)[sum(place < 2 for place in ends)])
+    found = find_slow(seen, LEAVES)
+    assert [(each.kind, each.hosts) for each in found] == [
+        ("node links", ("n0",)),
+        ("node links", ("n1",)),
+    ]
+    assert all("its links take 8× as long" in each.text for each in found)
+
+
+def test_a_node_of_which_a_single_link_is_known_is_not_blamed_for_it() -> None:
+    times_s = {(0, 1): 0.02, (1, 2): 0.01, (2, 3): 0.01, (1, 3): 0.01}
+    seen = linked(4, lambda one, other: times_s.get((min(one, other), max(one, other))))
+    (found,) = find_slow(seen)
+    assert (found.kind, found.hosts) == ("link", ("n0", "n1"))
+
+
+def test_a_suspect_is_tested_again_with_three_healthy_nodes_far_from_each_other() -> None:
+    seen = linked(13, lambda *ends: 0.02 if 0 in ends else 0.01)
+    assert retest_rounds(seen) == (((0, 1),), ((0, 5),), ((0, 9),))
 
 
 # The rank of a node that is slow to write down what it saw.

@@ -25,7 +25,15 @@ from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare import earlier_nights, with_levels
 from gpuscale.judge.sides import baseline_of_results
-from gpuscale.records import Environment, GpuDevice, Results, Run, Verdict
+from gpuscale.records import (
+    EntryVerdict,
+    Environment,
+    GpuDevice,
+    QuantityName,
+    Results,
+    Run,
+    Verdict,
+)
 from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
@@ -103,28 +111,41 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
     assert "lower from 2026-" in late.stdout
 
 
-def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
-    """One run on 1 GPU a night, with these step times."""
-    runs = (run(1, time_s) for time_s in step_times_s)
+def one_run_a_night(step_times_s: Sequence[float], *, gpus: int = 1) -> list[Results]:
+    """One run a night on this number of GPUs, with these step times."""
+    runs = (run(gpus, time_s) for time_s in step_times_s)
     return [night_of(night, each, hours=24 * night) for night, each in enumerate(runs)]
 
 
-def judged_on_night(nights: Sequence[Results], at: int) -> Verdict:
-    """The verdict on the first row of a night, compared with the nights before it."""
+def judged_on_night(nights: Sequence[Results], at: int) -> EntryVerdict:
+    """The first row of a night, compared with the nights before it."""
     earlier = earlier_nights(nights[:at], [nights[at]])
     compared = compared_with(baseline_of_results(earlier.last, name="nights"), [nights[at]])
-    return with_levels(compared, earlier.history).entries[0].verdict
+    return with_levels(compared, earlier.history).entries[0]
 
 
 def test_a_lasting_loss_stays_one_on_each_night() -> None:
     # Nights differ by 2%, and the sixth and all after it have 12% less throughput.
     times_ms = [100.7, 101.8, 96.9, 100.7, 100.3, 116.9, 112.5, 114.2, 110.3, 114.4, 113.4, 110.6]
-    nights = nights_on_1_gpu([time_ms / 1000 for time_ms in times_ms])
-    assert {judged_on_night(nights, at) for at in range(5, 12)} == {Verdict.REGRESSED}
+    nights = one_run_a_night([time_ms / 1000 for time_ms in times_ms])
+    assert {judged_on_night(nights, at).verdict for at in range(5, 12)} == {Verdict.REGRESSED}
     for count in (10, 12):
         shown = render(history_of(nights[:count]), Screen())
         assert shown.startswith("SLOWER    1 of 1 row from 2026-09-26 on, throughput:")
         assert "from 2026-09-26: 1 of 1 row slower" in shown
+
+
+@pytest.mark.parametrize(
+    ("gpus", "quantity"), [(1, QuantityName.THROUGHPUT_ON_1), (2, QuantityName.THROUGHPUT)]
+)
+def test_a_lasting_loss_is_one_of_throughput_on_the_gpus_of_its_row(
+    gpus: int, quantity: QuantityName
+) -> None:
+    times_s = [0.1, 0.1001, 0.0999] * 3 + [0.12, 0.1201, 0.1199] * 4
+    row = judged_on_night(one_run_a_night(times_s, gpus=gpus), len(times_s) - 1)
+    assert (row.verdict, row.changed_quantity) == (Verdict.REGRESSED, quantity)
+    assert known(row.change).value == pytest.approx(1 / 1.2 - 1, abs=0.001)
+    assert row.since == "2026-09-30"
 
 
 def test_a_lasting_loss_is_found_on_each_of_seven_nights() -> None:
@@ -133,9 +154,9 @@ def test_a_lasting_loss_is_found_on_each_of_seven_nights() -> None:
     found = [0] * 12
     for _ in range(60):
         times = [0.1 * math.exp(rng.gauss(0, 0.02)) / (0.88 if i >= 5 else 1) for i in range(12)]
-        nights = nights_on_1_gpu(times)
+        nights = one_run_a_night(times)
         for at in range(5, 12):
-            found[at] += judged_on_night(nights, at) is Verdict.REGRESSED
+            found[at] += judged_on_night(nights, at).verdict is Verdict.REGRESSED
     # Had slow nights stayed in the reference: 28 to 40 of 60 from the seventh night on.
     assert min(found[5:]) >= 48
 
@@ -144,7 +165,7 @@ def test_a_loss_that_was_made_good_in_part_is_still_one_and_one_made_good_slowly
     def samples_per_s(*rates: tuple[int, float]) -> History:
         noise = random.Random(5)
         each = [rate for count, rate in rates for _ in range(count)]
-        return history_of(nights_on_1_gpu([noise.gauss(10, 0.02) / rate for rate in each]))
+        return history_of(one_run_a_night([noise.gauss(10, 0.02) / rate for rate in each]))
 
     (partly,) = samples_per_s((15, 100), (10, 90), (8, 93)).rows
     assert known(partly.recent_loss).throughput.value == pytest.approx(-0.07, abs=0.005)
@@ -210,7 +231,7 @@ def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_pa
 
 def history_of_rates(samples_per_s: Sequence[float]) -> History:
     """The history of nights of one run each, with these throughputs."""
-    return history_of(nights_on_1_gpu([128 / rate for rate in samples_per_s]))
+    return history_of(one_run_a_night([128 / rate for rate in samples_per_s]))
 
 
 def test_nights_that_differ_much_are_not_called_steady() -> None:
@@ -252,7 +273,7 @@ def test_few_nights_say_no_more_than_they_tell(
 
 
 def test_a_history_shows_the_numbers_of_its_last_five_nights_within_the_terminal() -> None:
-    nights = nights_on_1_gpu([0.2, 0.101, 0.102, 0.103, 0.104, 0.105])
+    nights = one_run_a_night([0.2, 0.101, 0.102, 0.103, 0.104, 0.105])
     for columns in (60, 100):
         said = render(history_of(nights), Screen(columns=columns))
         assert max(map(len, said.splitlines())) <= columns
@@ -262,7 +283,7 @@ def test_a_history_shows_the_numbers_of_its_last_five_nights_within_the_terminal
 
 
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:
-    first, second, third, fourth = nights_on_1_gpu([0.1] * 4)
+    first, second, third, fourth = one_run_a_night([0.1] * 4)
     third = moved(third, 90 / DAY_S - 2)
     history = history_of([first, moved(second, 5 / DAY_S - 1), third, fourth])
     of_one_date = ["2026-09-21 14:13:20", "2026-09-21 14:13:25", "2026-09-21 14:14:50"]

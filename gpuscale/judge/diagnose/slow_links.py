@@ -71,6 +71,7 @@ def retest_rounds(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
     mapped = (
         [(suspects[one], suspects[other]) for one, other in pairs]
         for pairs in round_robin(len(suspects))
+        if pairs
     )
     found = [*with_healthy, *mapped, *([link] for link in links)] if suspects else []
     return tuple(tuple((min(pair), max(pair)) for pair in pairs) for pairs in found)
