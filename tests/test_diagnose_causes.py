@@ -17,6 +17,7 @@ from gpuscale.judge.diagnose.causes import environment as environment_changed
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.judge.diagnose.step_parts import Rank, Step
 from gpuscale.records import (
+    METRICS_BY_NAME,
     Configuration,
     EntryVerdict,
     EnvironmentChange,
@@ -214,6 +215,22 @@ def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, 
     assert cause.remedy is not None
     assert cause.remedy.runs == (6 if code == "within_noise" else None)
     assert [*not_established(row(step(), said=said), [replace(cause, lost_s=0.1)])] == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "codes"),
+    [
+        (None, {"communication", "late_batches"}),
+        (METRICS_BY_NAME["exposed_communication_s"], {"communication"}),
+        (PEAK_MEMORY, set()),
+    ],
+)
+def test_lost_time_explains_a_metric_only_if_that_is_the_communication(
+    finding: MetricSpec | None, codes: set[str]
+) -> None:
+    said = entry(Verdict.REGRESSED, gpus=2, finding=finding)
+    known = row(step(communication_s=3.0, data_s=3.0), said=said)
+    assert {cause.code for cause in lost_parts(known, ())} == codes
 
 
 def test_a_fault_that_explains_lost_time_is_not_said_again() -> None:

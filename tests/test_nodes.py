@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,18 @@ def linked(
         )
         for place in range(nodes)
     ]
+
+
+@pytest.mark.parametrize("nodes", [*range(1, 9), 11])
+def test_all_pairs_of_a_few_nodes_meet_once_and_none_is_in_two_pairs_at_a_time(nodes: int) -> None:
+    rounds = round_robin(nodes)
+    for pairs in rounds:
+        assert len({*chain(*pairs)}) == 2 * len(pairs) == nodes - nodes % 2
+    met = sorted(chain(*rounds))
+    if nodes <= 8:
+        assert met == [*combinations(range(nodes), 2)]
+    else:
+        assert (len(rounds), len(met)) == (4, len({*met}))
 
 
 LEAVES = {"n0": "leaf1", "n1": "leaf1", "n2": "leaf2", "n3": "leaf2", "n4": "leaf2"}
