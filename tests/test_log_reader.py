@@ -242,6 +242,27 @@ def test_a_gap_between_two_epochs_is_in_no_window() -> None:
     assert durations(series) == pytest.approx([0.5] * (17 + 19))
 
 
+def test_a_step_that_is_printed_twice_ends_with_its_first_line() -> None:
+    series = Series(shared=False)
+    for at_s, (step, epoch) in enumerate([(5, 1), (5, 1), (6, 1), (6, 2), (7, 2), (3, 2)]):
+        series.add(Mark(step=step, epoch=epoch), step, at_s)
+    # Another epoch, or a step that counts down, begins a new stretch.
+    assert series.stretches == [
+        [Point(5, 0), Point(6, 2)],
+        [Point(6, 3), Point(7, 4)],
+        [Point(3, 5)],
+    ]
+
+
+def test_the_loop_that_takes_longest_is_the_training() -> None:
+    series = told(*range(100), total_steps=100)
+    for second in range(20):
+        for step in range(2):
+            series.add(Mark(step=step, total_steps=2), step, 200 + second + step * 0.1)
+    (training,) = series.stretches
+    assert [point.step for point in training] == [*range(100)]
+
+
 def stretch(*moments: float) -> list[list[Point]]:
     return [[Point(step, at_s) for step, at_s in enumerate(moments)]]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from builders import baseline, cpu_environment, environment, measured, request, results, run
-from changing import replace
 
 from gpuscale import __version__
 from gpuscale.plugin import terminal
@@ -171,7 +170,10 @@ def test_pytest_benchmark_times_steps_by_the_clock_of_the_ranks() -> None:
     assert timer() == pytest.approx(sum(timed_s))
     assert benchmark.params == {"more": 1, "scaling": "ddp-2gpus-run1"}
     assert benchmark.skipped is False
-    assert benchmark.extra_info["gpus"] == 2
+    assert (benchmark.extra_info["gpus"], benchmark.extra_info["run"]) == (2, 1)
+    benchmark.params = None
+    terminal.enter_run(item, benchmark, "ddp-2gpus-run1", made)
+    assert benchmark.params == {"scaling": "ddp-2gpus-run1"}
 
 
 def test_pytest_benchmark_shows_gpuscales_runs_only_if_asked() -> None:
@@ -182,12 +184,3 @@ def test_pytest_benchmark_shows_gpuscales_runs_only_if_asked() -> None:
     assert terminal.of_other_tests(groups, config) == [("mixed", [other])]
     config.option.benchmark_columns = "median"
     assert terminal.of_other_tests(groups, config) == groups
-
-
-def test_a_run_is_entered_without_parameters_of_its_own() -> None:
-    item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=lambda _: None)
-    terminal.add_clock(item, "tiny/ddp")
-    benchmark: Any = SimpleNamespace(extra_info={}, params=None, pedantic=lambda *_, **__: None)
-    terminal.enter_run(item, benchmark, "label", replace(run(1, 1.0), index=4))
-    assert benchmark.params == {"scaling": "label"}
-    assert benchmark.extra_info["run"] == 4
