@@ -25,7 +25,15 @@ from gpuscale.records import Comparison, Environment, HostLoad, Results, Run, Ru
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import busy_text, counted, injection_warning, load_text
-from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
+from gpuscale.reports.screen import (
+    Screen,
+    can_redraw,
+    columns_of,
+    fitted,
+    progress_text,
+    redrawn,
+    wrapped,
+)
 from gpuscale.reports.show import failures, scaling_lines
 from gpuscale.store.results import ResumedResults
 
@@ -61,8 +69,9 @@ def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> It
         directory, until = launcher.running, f"{request.timeout_s:g} s (--timeout)"
         if request.command is not None and directory and directory.read_progress() is None:
             said = f"{request.label}: nothing printed for {SILENCE_S:g} s; given up after {until}"
+            lines = wrapped(said, columns_of(stream))
             with suppress(OSError):
-                print(f"\n{said}\n{item}", end=" ", file=stream, flush=True)
+                print("", *lines, item, sep="\n", end=" ", file=stream, flush=True)
 
     silence = Timer(SILENCE_S, report_silence)
     silence.daemon = True
