@@ -110,8 +110,7 @@ def _meanings(record: type[Record]) -> dict[str, str]:
 
 def _metric_lines() -> Iterator[str]:
     for metric in METRICS:
-        better = "; more is better" if metric.more_is_better else ""
-        yield f"- `{metric.name}`: {metric.words}{better}"
+        yield f"- `{metric.name}`: {metric.words}"
 
 
 def _counter_lines() -> Iterator[str]:

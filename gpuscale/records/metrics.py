@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Definition of a metric that has one value per run."""
+    """Definition of a metric that has one value per run; less of it is better."""
 
     name: str
     """Key in `Run.measured` and in tolerances; the name ends with the unit."""
@@ -39,7 +39,6 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     worse: str
     """Wording for a finding that the metric got worse, such as `slower training`."""
     bounds: tuple[float, float]
-    more_is_better: bool = False
     limits: Limits | None = None
     """Default limits; None for the step time, whose limits are in `Tolerances`."""
     in_points: bool = False

@@ -363,10 +363,7 @@ def metric_reason(metric: MetricVerdict) -> str:
     if bound is None:
         return _SINGLE_RUN
     if metric.verdict is Verdict.OK:
-        loss = "fall" if spec.more_is_better else "rise"
-        said = (
-            f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
-        )
+        said = f"any rise is below {format_percent(bound)}{of_step}" if bound > 0 else "no rise"
         return f"{said}, with 95 % confidence"
     return f"{spec.words} {_changed(change, of_step)}, too uncertain to call"
 

@@ -17,7 +17,6 @@ from gpuscale.judge.compare.verdict import (
     ErrorRates,
     Quantities,
     Quantity,
-    relative_fall,
     relative_rise,
 )
 from gpuscale.judge.sides import Sides
@@ -190,7 +189,7 @@ class MetricChange:
             verdict = Verdict.IMPROVED
         else:
             verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
-        rise = quantity.gain if self.spec.more_is_better else -quantity.gain
+        rise = -quantity.gain
         return MetricVerdict(
             metric=self.spec,
             verdict=verdict,
@@ -245,14 +244,12 @@ def _in_unit(spec: MetricSpec, mean: Difference, step_s: float) -> Estimate:
 def _quantity(
     spec: MetricSpec, before: SideSample, after: SideSample, limits: Limits, rates: ErrorRates
 ) -> Quantity:
-    fall = gain_of(before, after, deviation=limits.allocation_deviation)
-    loss_of = relative_fall if spec.more_is_better else relative_rise
     return Quantity(
         name=spec.name,
-        gain=-fall if spec.more_is_better else fall,
+        gain=gain_of(before, after, deviation=limits.allocation_deviation),
         limits=limits,
         rates=rates,
-        loss_of=neg if spec.in_points else loss_of,
+        loss_of=neg if spec.in_points else relative_rise,
     )
 
 
