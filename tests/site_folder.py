@@ -92,15 +92,15 @@ def write_cases(site: Path, *commands: str) -> None:
 
 
 def make_site(
-    folder: Path, *, baseline: str, case: str, published: Sequence[tuple[int, int, float]]
+    folder: Path,
+    published: Sequence[tuple[int, int, float]],
+    *,
+    baseline: str = "here",
+    case: str = "case",
 ) -> Path:
     """Make a user's folder with a baseline and no case yet; it is not a checkout of gpuscale.
 
-    Args:
-        folder: The folder in which to make it.
-        baseline: Name of the baseline with the published figures.
-        case: The case of the figures, which are for the tiny case's batch with DDP on CPU ranks.
-        published: Figures: CPU ranks, nodes and samples per second.
+    The `published` figures are (CPU ranks, nodes, samples per second) of the tiny case's batch.
     """
     if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
         skip_unless_required("needs gpuscale installed in this environment (make setup)")

@@ -50,7 +50,7 @@ def cluster() -> Iterator[Cluster]:
 def arc4_site(folder: Path, *, case: str, samples_per_s: tuple[float, float]) -> Path:
     """Make a checkout as on ARC4, with these published speeds on one and two GPUs."""
     published = [(gpus, 1, figure) for gpus, figure in enumerate(samples_per_s, start=1)]
-    site = make_site(folder, baseline="arc4", case="mnist_cnn", published=published)
+    site = make_site(folder, published, baseline="arc4", case="mnist_cnn")
     shutil.copytree(REPOSITORY / "ci", site / "ci")
     (site / ".venv").symlink_to(sys.prefix)
     write_case(site / "bench_cases", case, name="test_mnist_cnn.py")

@@ -82,7 +82,7 @@ def test_a_job_measures_each_launch_across_its_hosts(
     scheduler: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     # Slower than anything.
-    site = make_site(tmp_path, baseline="here", case="case", published=[(4, 2, 1e-6)])
+    site = make_site(tmp_path, [(4, 2, 1e-6)])
     (site / "mysite.toml").write_text(PROFILES[scheduler])
     write_cases(site, BY_MPIRUN)
     answer = cluster.run(*SUBMIT, "--gpus", "4", folder=site)

@@ -69,8 +69,7 @@ def cluster() -> Iterator[Cluster]:
 def site(tmp_path: Path) -> Path:
     """A user's own folder, on the file system that all nodes share."""
     # Slower than anything, so that the noise of this machine decides nothing.
-    published = [(1, 1, 1.0), (3, 2, 1e-6)]
-    root = make_site(tmp_path, baseline="here", case="case", published=published)
+    root = make_site(tmp_path, [(1, 1, 1.0), (3, 2, 1e-6)])
     (root / "mysite.toml").write_text(profile_of("slurm"))
     return root
 
