@@ -1,4 +1,4 @@
-"""`gpuscale fleet` on a real Slurm: hosts of their own, each with its name and address."""
+"""`gpuscale fleet` on a real Slurm: hosts of their own, with CPU ranks or emulated GPUs."""
 
 import contextlib
 import csv
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from pathlib import Path
 import pytest
 from hosts import LIMIT_S, Cluster, CpuGroup, cpu_groups, processes_in, within_limit
 from measuring import write_case
+from nvml.library import compile_driver
 from slurm_cluster import slurm_cluster
+from test_cuda_emulation import TESTS
 
 from gpuscale.store.results import read_results
 
@@ -34,7 +37,7 @@ gpus = 1  # a CPU rank stands in for a GPU
 cores = 2
 
 [job]
-time_limit = "00:05:00"
+time_limit = "00:10:00"
 gpu_option = ""
 
 [measure]
@@ -134,6 +137,56 @@ def test_each_node_is_measured_in_a_job_of_its_own(cluster: Cluster, site: Path)
     table_of_one = cluster.run(sys.executable, "-m", "gpuscale", "show", str(files[0]))
     assert "case/ddp" in table_of_one.stdout
     assert processes_in(site) == []
+
+
+# It waits and does not compute, so other devices on the same cores are as fast as before.
+ONE_SLOW_GPU = """
+import socket
+import time
+
+
+class Case(Tiny):
+    def loss(self, output, target):
+        is_slow = (socket.gethostname(), output.device.index) == ("n2", 3)
+        time.sleep(0.12 if is_slow else 0.03)
+        return super().loss(output, target)
+"""
+
+
+def test_each_gpu_is_measured_by_itself_and_the_slow_one_is_named(
+    site: Path, tmp_path: Path
+) -> None:
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    profile = PROFILE.replace('gpu_option = ""\n', "").replace('device = "cpu"\n', "")
+    profile = profile.replace("gpus = 1", "gpus = 4").replace("cores = 2", "cores = 4")
+    (site / "mysite.toml").write_text(profile.replace("1.0", "0.5"))
+    write_case(site / "bench_cases", ONE_SLOW_GPU)
+    emulated = {
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "cuda_emulation"), str(TESTS)]),
+        "LD_LIBRARY_PATH": str(compile_driver(driver)),
+        "EMULATED_CUDA_DEVICES": "4",
+        "FAKE_NVML_FLEET": "0,1,2,3",
+    }
+    nodes = ("n1", "n2", "n3", "n4")
+    with slurm_cluster(dict.fromkeys(nodes, "CPUs=4"), gpus=4, down_after_s=120) as cluster:
+        options = ("./mysite.toml", "--case", "tiny", "--jobs", "2", "--yes")
+        answer = cluster.run(*FLEET, "run", *options, folder=site, environment=emulated)
+        shown = fleet(cluster, site, "show").stdout
+        document = json.loads(fleet(cluster, site, "show", "--format", "json").stdout)
+    assert "4 nodes of main, each with bench_cases/test_tiny.py on 1 and 4 GPUs" in answer.stdout
+    assert answer.stdout.endswith(shown)
+    measured = defaultdict(set)
+    for path in site.glob(".gpuscale/fleet/*/n?-?.jsonl"):
+        for run in read_results(path).runs:
+            measured[path.name[:2]].add(tuple(d for rank in run.ranks for d in rank.devices))
+    assert measured == {node: {(0,), (1,), (2,), (3,), (0, 1, 2, 3)} for node in nodes}
+    worst = document["nodes"][0]
+    assert (worst["node"], worst["row"]) == ("n2", {"gpus": 1, "device": 3}), answer.stdout
+    # On a busy machine its hosts may differ too much to prove it.
+    assert worst["state"] in ("sick", "unclear"), answer.stdout
+    assert worst["jobs_slow"] == worst["jobs"] > 1, answer.stdout
+    assert re.search(r"n2 .*   GPU 3: .*   in .* jobs", shown), shown
 
 
 STEADY_CASE = """
