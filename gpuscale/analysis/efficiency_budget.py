@@ -72,15 +72,11 @@ class RankSkew:
 
     run: Run
     slowest: RankReport
-    pace_s: float
-    """Seconds per step of the slowest rank, excluding time spent waiting for other ranks."""
+    skew_s: float
+    """Seconds per step by which the slowest rank lags behind the median rank."""
     median_pace_s: float
-    """Seconds per step of the median rank (with an even number, the faster of the middle two)."""
-
-    @property
-    def skew_s(self) -> float:
-        """Seconds per step by which the slowest rank lags behind the median rank."""
-        return self.pace_s - self.median_pace_s
+    """Seconds per step of the median rank, excluding time spent waiting for other ranks; with an
+    even number of ranks, of the faster of the middle two."""
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
@@ -178,7 +174,8 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
         paced = _by_pace(run.ranks)
         if run.is_valid and len(paced) > 1:
             (median_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
-            skews.append(RankSkew(run=run, slowest=slowest, pace_s=pace_s, median_pace_s=median_s))
+            skew_s = pace_s - median_s
+            skews.append(RankSkew(run=run, slowest=slowest, skew_s=skew_s, median_pace_s=median_s))
     return tuple(skews)
 
 
