@@ -17,7 +17,13 @@ from commands import free_port
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
+from gpuscale.judge.diagnose.slow_links import (
+    SLOW_COMPUTATION,
+    SLOW_LINK,
+    find_slow,
+    retest_rounds,
+    round_robin,
+)
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe, Probe
@@ -218,6 +224,24 @@ def test_slow_nodes_that_are_hardly_faster_among_themselves_have_a_fault_each() 
         ("node links", ("n1",)),
     ]
     assert all("its links take 8× as long" in each.text for each in found)
+
+
+def test_a_link_is_compared_with_the_lower_quartile_of_all() -> None:
+    pairs = [*combinations(range(5), 2)]
+    times_s = {pair: 1 + place / 100 for place, pair in enumerate(pairs)} | {(3, 4): 3.0}
+    (found,) = find_slow(linked(5, lambda *ends: times_s[min(ends), max(ends)]))
+    assert (found.kind, found.hosts) == ("link", ("n3", "n4"))
+    assert found.slower == pytest.approx(3.0 / 1.02)
+
+
+@pytest.mark.parametrize(("more", "count"), [(0.0, 0), (0.01, 1)])
+def test_what_takes_as_much_longer_as_is_allowed_is_not_slow(more: float, count: int) -> None:
+    slow_s = SLOW_LINK + more
+    seen = linked(3, lambda *ends: slow_s if {*ends} == {0, 1} else 1.0)
+    assert len(find_slow(seen)) == len(retest_rounds(seen)[-1:]) == count
+    times_s = (1.0, 1.0, SLOW_COMPUTATION + more)
+    seen = [NodeProbe(host=f"n{n}", probes=products(f"n{n}", t)) for n, t in enumerate(times_s)]
+    assert len(find_slow(seen)) == count
 
 
 def test_a_node_of_which_a_single_link_is_known_is_not_blamed_for_it() -> None:
