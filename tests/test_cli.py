@@ -161,6 +161,47 @@ def test_text_in_a_pipe_is_as_wide_as_columns_says_and_else_100(command: Sequenc
         assert 0 < max(lengths) <= most
 
 
+def test_rows_are_chosen_alike_by_every_command_and_a_name_that_none_has_names_the_others(
+    tmp_path: Path,
+) -> None:
+    page, picture = ("-o", tmp_path / "page.html"), ("-o", tmp_path / "a.svg")
+    for arguments in (
+        ("show", RESULTS),
+        ("history", RESULTS),
+        ("report", RESULTS, *page),
+        ("plot", RESULTS, *picture),
+        ("compare", ARC4, RESULTS),
+    ):
+        said = refusal(*arguments, "--case", "mnist_cn")
+        assert "no case 'mnist_cn' (did you mean 'mnist_cnn'?); choose from " in said
+        assert "--gpus 3: there is no such row; choose from 1, 2" in refusal(
+            *arguments, "--gpus", 3
+        )
+    chosen = gpuscale("show", RESULTS, "--gpus", 1, "--case", "mnist_cnn/ddp").stdout
+    rows = [line.split()[:2] for line in chosen.splitlines() if line.startswith("mnist_cnn")]
+    assert {*map(tuple, rows)} == {("mnist_cnn/ddp", "1")}
+
+
+def test_a_folder_of_nights_is_answered_with_the_command_that_takes_it(tmp_path: Path) -> None:
+    nights = tmp_path / "nights"
+    for name in ("a", "b"):
+        (nights / name).mkdir(parents=True)
+        (nights / name / "results.jsonl").write_bytes(RESULTS.read_bytes())
+    said = refusal("compare", nights, RESULTS)
+    assert "is a folder with 2 results files; 'gpuscale compare --history " in said
+    assert said.endswith("b/results.jsonl")
+    for command in (
+        ("compare", ARC4, nights),
+        ("baseline", "record", nights, "--cluster", "here", "-o", tmp_path / "new.json"),
+    ):
+        assert refusal(*command).endswith(f"name those to use: {nights}/*/results.jsonl")
+    (nights / "b" / "deep").mkdir()
+    (nights / "b" / "results.jsonl").rename(nights / "b" / "deep" / "other.jsonl")
+    assert refusal("compare", ARC4, nights).endswith(f"{nights}/b/deep/other.jsonl")
+    (tmp_path / "empty").mkdir()
+    assert "empty: is a folder without results" in refusal("show", tmp_path / "empty")
+
+
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:
     runs = RESULTS.read_text().splitlines(keepends=True)[1:]
     doubled, earlier = tmp_path / "doubled.jsonl", tmp_path / "earlier.jsonl"

@@ -180,7 +180,7 @@ def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name:
 
 def test_a_number_of_gpus_that_neither_side_has_is_refused() -> None:
     other = measured({8: [0.2] * 3}, configuration=RESNET)
-    with pytest.raises(UsageError, match="--gpus 8: neither the baseline nor the results"):
+    with pytest.raises(UsageError, match="--gpus 8: there is no such row; choose from 1, 2"):
         compare(BASELINE, [measured(NOW), other], cases=["mnist_cnn"], gpus=[1, 2, 8])
 
 

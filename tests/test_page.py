@@ -57,10 +57,10 @@ def test_a_page_shows_the_rows_that_were_asked_for(
     assert "resnet50" in report(tmp_path / "now.jsonl")
     page = report(tmp_path / "now.jsonl", "--case", "mnist_cnn/ddp", "--gpus", "2")
     assert "resnet50" not in page
-    (its,) = selected([read_results(tmp_path / "now.jsonl")], cases=None, gpus={2})
+    its = selected(read_results(tmp_path / "now.jsonl"), None, {2})
     assert {run.gpus for run in its.runs} == {1, 2}
     assert main(["report", str(tmp_path / "now.jsonl"), "--case", "none"]) == 2
-    assert "there are mnist_cnn/ddp on 1 GPU" in capsys.readouterr().err
+    assert "choose from mnist_cnn, resnet50" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

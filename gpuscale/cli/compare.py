@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     content = None if folder else inputs.read_content(before)
     paths = files or ([] if folder else [inputs.newest_input()])
     outputs = outputs_of(arguments.format, [before, *paths])
-    inputs.validate_sides(before, paths)
+    validate_sides(before, paths)
     read = inputs.read_nights([before]) if folder else []
     inputs.say_left_out(read)
     results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
@@ -139,6 +139,12 @@ def judged(
         before=replace(comparison.before, files=before),
         after=replace(comparison.after, files=after),
     )
+
+
+def validate_sides(before: Path, after: Sequence[Path]) -> None:
+    """Raise a UsageError if a file would be compared with itself."""
+    if any(inputs.is_same(before, path) for path in after):
+        raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
 
 def outputs_of(

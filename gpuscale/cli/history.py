@@ -8,7 +8,13 @@ from pathlib import Path
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli.compare import judged, reference_of_nights
-from gpuscale.cli.inputs import add_selection, read_nights, say, without_collecting
+from gpuscale.cli.inputs import (
+    add_selection,
+    read_nights,
+    say,
+    validate_choice,
+    without_collecting,
+)
 from gpuscale.judge.compare import last_night
 from gpuscale.records import Results
 from gpuscale.reports.comparison import view_of
@@ -28,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
     nights = read_nights(arguments.paths or [RESULTS_FOLDER])
+    validate_choice(nights, arguments)
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
     said = verdict(history)
     is_open = history.is_unusual or (said is not None and said[0] == UNCLEAR)

@@ -4,11 +4,13 @@ import argparse
 import gc
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import force_setattr, replace
 
@@ -16,11 +18,13 @@ from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
+from gpuscale.records.baseline import PublishedFigure
 from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store.campaign_folders import NIGHT_JSON, read_night
-from gpuscale.store.files import file_errors, read_any
+from gpuscale.store.files import file_error, file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     newest_results,
@@ -28,8 +32,10 @@ from gpuscale.store.results import (
     with_recorded_probes,
 )
 
+_Content = TypeVar("_Content", bound=Results | Baseline)
 _ALONE = "; it was given alone"
-_RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
+RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
+_OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{RESULTS_NAME.pattern}", re.DOTALL)
 
 
 def remark(text: str) -> None:
@@ -65,6 +71,7 @@ def read_all_results(
     """
     read: list[Results] = []
     for path in paths:
+        _validate_no_folder(path, "name those to use: {pattern}")
         content = read_any(path) if or_baselines else read_results(path)
         if isinstance(content, Baseline) and not content.runs:
             raise FileError(path, "has no measured runs; give it first, before the results")
@@ -83,11 +90,28 @@ def read_all_results(
 
 def read_content(path: Path) -> Results | Baseline:
     """Read a baseline or results file; keep only one copy of each run in results."""
+    nights = "'gpuscale compare --history {folder}' judges the last, 'gpuscale history {folder}'"
+    _validate_no_folder(path, f"{nights} shows all; or name one, such as {{last}}")
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
     say_left_out([content], _ALONE)
     return each_run_once([with_recorded_probes(path, content)])[0]
+
+
+def _validate_no_folder(path: Path, use: str) -> None:
+    """Raise a FileError for a folder: what it holds, and the `use` of the results files in it."""
+    if not is_folder(path):
+        return
+    files, folder = sorted(files_below(path, RESULTS_NAME.fullmatch)), shlex.quote(str(path))
+    if not files:
+        raise file_error(path, "is a folder without results; give one of the files in it")
+    last = files[-1].relative_to(path)
+    stars = "*/" * (len(last.parts) - 1)
+    globs = (f"{stars}{name}" for name in (last.name, f"*{last.suffix}"))
+    found = next((glob for glob in globs if {*path.glob(glob)} == {*files}), last)
+    use = use.format(folder=folder, pattern=f"{folder}/{found}", last=f"{folder}/{last}")
+    raise file_error(path, f"is a folder with {counted(len(files), 'results file')}; {use}")
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
@@ -138,22 +162,10 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     return sorted(nights, key=lambda results: results.left_out is not None)
 
 
-def results_file(path: Path) -> Path:
-    """Return the path of a file or of a folder's only results file; otherwise raise a FileError."""
-    files = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
-    if len(files) != 1:
-        raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
-    return files[0]
-
-
 def is_folder(path: Path) -> bool:
     """True if the path is a folder; raise a FileError if the path cannot be examined."""
     with file_errors(path):
         return path.is_dir()
-
-
-def _is_of_night(name: str) -> bool:
-    return name == NIGHT_JSON or _RESULTS_NAME.fullmatch(name) is not None
 
 
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
@@ -161,7 +173,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     folders = [path for path in paths if is_folder(path)]
     files = [(path, True) for path in paths if path not in folders]
     for folder in folders:
-        below = sorted(files_below(folder, _is_of_night))
+        below = sorted(files_below(folder, _OF_NIGHT.fullmatch))
         results = [path for path in below if path.name != NIGHT_JSON]
         files += [(path, False) for path in results]
         for night in sorted({path.parent for path in below} - {path.parent for path in results}):
@@ -228,23 +240,12 @@ def validate_output(path: Path, others: Iterable[Path | None], option: str = "-o
         raise UsageError(f"{option}: {problem}; choose another file")
 
 
-def validate_sides(before: Path, after: Sequence[Path]) -> None:
-    """Raise a UsageError if a file would be compared with itself."""
-    if any(is_same(before, path) for path in after):
-        raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
-
-
-def add_cases(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the option that selects cases; its help text begins with `verb`, such as `judge`."""
-    text = f"{verb} only this case; may be given several times (default: all)"
-    parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
-
-
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add the options that select rows; their help texts begin with `verb`, such as `judge`."""
     text = f"{verb} only these numbers of GPUs (default: all)"
     parser.add_argument("--gpus", metavar="N,N,…", type=gpu_counts, help=text)
-    add_cases(parser, verb)
+    text = f"{verb} only this case; may be given several times (default: all)"
+    parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
@@ -259,15 +260,25 @@ def add_text_or_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 
 
+def validate_choice(contents: Sequence[Results | Baseline], arguments: argparse.Namespace) -> None:
+    """Raise a UsageError with the known ones for a case or number of GPUs that no row has."""
+    keys = [run.key for content in contents for run in content.runs]
+    keys += [row.key for each in contents if isinstance(each, Baseline) for row in each.published]
+    Choice(cases=arguments.case, gpus=arguments.gpus).validate(keys)
+
+
 def selected(
-    results: Sequence[Results], *, cases: Collection[str] | None, gpus: Collection[int] | None
-) -> list[Results]:
-    """Return the results with the selected runs only, plus the 1-GPU runs needed for speedups."""
+    content: _Content, cases: Collection[str] | None, gpus: Collection[int] | None
+) -> _Content:
+    """Return a file's content with the selected rows, and the 1-GPU rows needed for speedups."""
 
-    def is_wanted(run: Run) -> bool:
-        return run.key.is_of(cases) and (gpus is None or run.gpus in {1, *gpus})
+    def is_wanted(row: Run | PublishedFigure) -> bool:
+        return row.key.is_of(cases) and (gpus is None or row.gpus in {1, *gpus})
 
-    return [replace(file, runs=tuple(filter(is_wanted, file.runs))) for file in results]
+    kept = replace(content, runs=tuple(filter(is_wanted, content.runs)))
+    if isinstance(kept, Baseline):
+        kept = replace(kept, published=tuple(filter(is_wanted, kept.published)))
+    return kept
 
 
 def gpu_counts(text: str) -> frozenset[int]:

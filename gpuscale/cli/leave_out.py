@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from gpuscale.analysis.nights import left_out_of
-from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.text import clean, visible
-from gpuscale.cli.inputs import results_file, say
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.text import clean, counted, visible
+from gpuscale.cli.inputs import RESULTS_NAME, files_below, is_folder, say
 from gpuscale.store.results import leave_out, read_results
 
 
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")
-    files = [results_file(path) for path in arguments.nights]
-    counted = [read_results(path).left_out is None for path in files]
-    for path, has_counted in zip(files, counted, strict=True):
+    files = [_results_file(path) for path in arguments.nights]
+    before = [read_results(path).left_out is None for path in files]
+    for path, has_counted in zip(files, before, strict=True):
         nights = left_out_of([leave_out(path, reason)])
         change = (
             f"left out: {nights[0]}"
@@ -39,3 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         say(f"{visible(str(path))}: {change}")
     return ExitCode.OK
+
+
+def _results_file(path: Path) -> Path:
+    """Return the path of a file or of a folder's only results file; otherwise raise a FileError."""
+    files = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
+    if len(files) != 1:
+        raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
+    return files[0]

@@ -1,20 +1,17 @@
 """`gpuscale plot`: draw results for a paper, a ticket or a proposal."""
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import as_baseline, machine_label
-from gpuscale.records import Baseline, EntryKey, Results
+from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
 from gpuscale.store.files import read_any, write_report
@@ -32,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
     parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
-    inputs.add_cases(parser, "draw")
+    inputs.add_selection(parser, "draw")
     text = f"the picture, whose name ends with .{', .'.join(KINDS)}"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=text)
 
@@ -47,13 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
     inputs.validate_output(output, [*paths, before])
     if arguments.figure == "history":
         nights = inputs.read_nights(paths or [RESULTS_FOLDER])
-        measurements = Measurements(history=history_of(nights, cases=arguments.case))
+        inputs.validate_choice(nights, arguments)
+        history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
+        measurements = Measurements(history=history)
     else:
         if folder := next(filter(inputs.is_folder, paths), None):
             problem = "is a folder, which --figure history draws; or give one of the files in it"
             raise UsageError(f"{visible(str(folder))} {problem}")
         paths = paths or [inputs.newest_input()]
-        measurements = _measurements(paths, before, arguments.case)
+        measurements = _measurements(paths, before, arguments)
     picture = FIGURES[arguments.figure](measurements)
     if picture is None:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
@@ -74,23 +73,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measurements(
-    paths: Sequence[Path], before: Path | None, cases: Collection[str] | None
+    paths: Sequence[Path], before: Path | None, arguments: argparse.Namespace
 ) -> Measurements:
     """Read the measurements of the cases and, if requested, a baseline to plot for comparison."""
-    first = read_any(paths[0])
+    first, chosen = read_any(paths[0]), (arguments.case, arguments.gpus)
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
-        Choice(cases=cases).validate(_keys(first))
-        return Measurements(baseline=_of_cases(first, cases), origins=[_origin(first)])
+        inputs.validate_choice([first], arguments)
+        return Measurements(baseline=inputs.selected(first, *chosen), origins=[_origin(first)])
     results = inputs.read_all_results(paths, one_curve=True)
     baseline = None if before is None else as_baseline(inputs.read_content(before), before.stem)
-    Choice(cases=cases).validate(_keys(*results, *filter(None, [baseline])))
-    runs = [run for file in results for run in file.runs if run.key.is_of(cases)]
+    inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
+    runs = [run for file in results for run in inputs.selected(file, *chosen).runs]
     if before is not None and baseline is not None:
-        baseline = _of_cases(baseline, cases)
-        if {key.name for key in _keys(baseline)}.isdisjoint(run.key.name for run in runs):
+        baseline = inputs.selected(baseline, *chosen)
+        drawn = [*(run.key for run in baseline.runs), *(row.key for row in baseline.published)]
+        if {key.name for key in drawn}.isdisjoint(run.key.name for run in runs):
             raise FileError(before, "has none of the rows to draw; leave out --baseline")
     return Measurements(
         runs=runs,
@@ -112,18 +112,3 @@ def _origin(content: Results | Baseline) -> str:
     dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
     machine = machine_label(content)
     return f"baseline {content.name}: {format_range(dates)}, {machine}"
-
-
-def _keys(*contents: Results | Baseline) -> list[EntryKey]:
-    """Return the row keys of all runs and published figures."""
-    keys = [run.key for content in contents for run in content.runs]
-    baselines = (content for content in contents if isinstance(content, Baseline))
-    return keys + [figure.key for baseline in baselines for figure in baseline.published]
-
-
-def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:
-    return replace(
-        baseline,
-        runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
-        published=tuple(figure for figure in baseline.published if figure.key.is_of(cases)),
-    )

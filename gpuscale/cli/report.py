@@ -8,7 +8,13 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.cli.compare import HISTORY_HELP, judged, reference_of_file, reference_of_nights
+from gpuscale.cli.compare import (
+    HISTORY_HELP,
+    judged,
+    reference_of_file,
+    reference_of_nights,
+    validate_sides,
+)
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare import last_night
 from gpuscale.reports.comparison import view_of
@@ -46,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = arguments.paths or ([] if folder else [inputs.newest_input()])
     inputs.validate_output(output, [*paths, baseline, folder])
     if baseline is not None:
-        inputs.validate_sides(baseline, paths)
+        validate_sides(baseline, paths)
     if len(paths) == 1 and (paths[0] / SWEEP_JSON).is_file():
         require_packages("the report of a sweep", ("ClusterShell",))
         page = fleet_html(view_of_sweep(paths[0]))
@@ -66,6 +72,8 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
     nights = inputs.read_nights([*folders, *files]) if folders else []
     results = inputs.read_all_results(files, one_curve=True) if files else last_night(nights)
+    if before is None and earlier is None:
+        inputs.validate_choice(results, arguments)
     history = None
     if nights:
         try:
@@ -73,7 +81,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
     subject = Subject(
-        results=inputs.selected(results, cases=arguments.case, gpus=arguments.gpus),
+        results=[inputs.selected(file, arguments.case, arguments.gpus) for file in results],
         history=history,
         folder="" if files else ", ".join(visible(str(path)) for path in folders),
     )
@@ -82,9 +90,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     elif before is not None:
         reference = reference_of_file(before, inputs.read_content(before), results)
     else:
-        if any(file.runs for file in results) and not subject.runs:
-            there = ", ".join(sorted({run.label for file in results for run in file.runs}))
-            raise UsageError(f"--case, --gpus: no run matches; there are {there}")
         return subject
     view = view_of(judged(reference, results, files, arguments), results)
     return replace(subject, baseline=reference.baseline, view=view)

@@ -5,7 +5,14 @@ import sys
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import newest_input, read_content, say
+from gpuscale.cli.inputs import (
+    add_selection,
+    newest_input,
+    read_content,
+    say,
+    selected,
+    validate_choice,
+)
 from gpuscale.records import Results
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.show import Shown
@@ -16,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print a results or baseline file as a table."
     text = "results or baseline file (default: the newest in .gpuscale/results)"
     parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
+    add_selection(parser, "show")
     text = "the phases of a step instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)
     text = ", ".join(f"{name} ({each.purpose})" for name, each in SHOWN_FORMATS.items())
@@ -27,8 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     path = arguments.file or newest_input()
     content = read_content(path)
+    validate_choice([content], arguments)
     shown = Shown(
-        content=content,
+        content=selected(content, arguments.case, arguments.gpus),
         path=path,
         steps=arguments.steps,
         phases=arguments.phases,

@@ -59,8 +59,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     """
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
     judgements = assess(sides, choice, rates)
-    if sides.keys:
-        choice.validate(sides.keys)
+    choice.validate(sides.keys)
     rows = [judgement.row for judgement in judgements]
     return comparison_of(sides, rows, [judgement.entry for judgement in judgements])
 

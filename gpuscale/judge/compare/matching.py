@@ -62,8 +62,11 @@ class Choice:
     def validate(self, keys: Collection[EntryKey]) -> None:
         """Raise UsageError for a case or number of GPUs that no key has.
 
-        Without this check, a comparison of the remaining rows could pass.
+        Without this check, a comparison of the remaining rows could pass. Without any key, there is
+        nothing to choose from, which the caller says better.
         """
+        if not keys:
+            return
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
                 names = dict.fromkeys(key.name if "/" in name else key.case for key in keys)
@@ -71,8 +74,7 @@ class Choice:
         counts = {key.gpus for key in keys if key.is_of(self.cases)}
         for count in sorted(set(self.gpus or ()) - counts):
             known = ", ".join(map(str, sorted(counts)))
-            problem = "neither the baseline nor the results have such a row"
-            raise UsageError(f"--gpus {count}: {problem}; there are {known}")
+            raise UsageError(f"--gpus {count}: there is no such row; choose from {known}")
 
 
 def first_failure(entry: Entry) -> str | None:
