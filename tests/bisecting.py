@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from statements import known
+
 from gpuscale.analysis.estimates import Difference, Term
 from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.search import Search
@@ -37,9 +39,7 @@ class Machine:
 
     def log_s(self, state: int) -> float:
         """A run with the first changes, of an environment that is not broken."""
-        log_s = self.make_run(frozenset(range(state)))
-        assert log_s is not None
-        return log_s
+        return known(self.make_run(frozenset(range(state))))
 
 
 def additive(losses: Mapping[int, float]) -> Callable[[Applied], float]:
@@ -57,8 +57,7 @@ def loss_of_a_culprit(noise: float) -> float:
     """Three times the loss that one trial's runs find 19 times in 20."""
     part = Term(variance=2 * noise**2 / PLAN.most_runs, df=math.inf)
     of_plan = Difference(value=0.0, parts=(part,))
-    found = of_plan.detectable_loss(significance=PLAN.rates().significance)
-    assert found is not None
+    found = known(of_plan.detectable_loss(significance=PLAN.rates().significance))
     return max(-math.log1p(-min(3 * found, 0.7)), 0.03)
 
 
@@ -98,9 +97,7 @@ def searched(
 
 
 def search(machine: Machine, changes: int, *, trials: int = 200) -> Bisection:
-    made = searched(machine.make_run, range(changes), trials=trials)
-    assert made is not None
-    return made
+    return known(searched(machine.make_run, range(changes), trials=trials))
 
 
 def culprits(found: Bisection) -> frozenset[int]:

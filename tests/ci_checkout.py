@@ -78,6 +78,11 @@ class Night:
     output: str
     root: Path
 
+    def ended(self, exit_code: int = 0) -> "Night":
+        """This night, which is expected to have ended with an exit code."""
+        assert self.exit_code == exit_code, self.output
+        return self
+
     @property
     def directory(self) -> Path:
         (directory,) = self.root.glob(f".gpuscale/nightly/*/*_{JOB}")

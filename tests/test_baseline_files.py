@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from statements import known
 
 from gpuscale.store.files import read_baseline
 
@@ -50,8 +51,7 @@ def test_the_figures_of_a_baseline_are_those_of_its_source(name: str) -> None:
     said, rows, speedups = SOURCES[name]
     baseline = read_baseline(FOLDER / f"{name}.json")
     figures = {figure.gpus: figure for figure in baseline.published}
-    assert baseline.source is not None
-    assert baseline.source.note
+    assert known(baseline.source).note
     measured_on = baseline.hardware
     assert (measured_on.device, measured_on.gpus_per_node) == ("cuda", 4)
     assert measured_on.cpu_model == ("POWER9" if name == "cte-power" else None)

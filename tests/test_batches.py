@@ -119,7 +119,6 @@ def test_a_session_measures_each_batch_and_goes_on_with_another(tmp_path: Path) 
 
 def test_a_batch_that_cannot_be_divided_is_refused_before_anything_runs(tmp_path: Path) -> None:
     case = str(BENCH_CASES / "test_mnist_net.py")
-    session = run_pytest(tmp_path, case, *QUICK, "--gpus", "1,2", "--batch", "64,33")
-    assert session.exit_code == 4
+    session = run_pytest(tmp_path, case, *QUICK, "--gpus", "1,2", "--batch", "64,33").ended(4)
     assert "--batch: mnist_net: a global batch of 33 cannot be divided among 2" in session.output
     assert not (tmp_path / ".gpuscale").exists()

@@ -19,6 +19,7 @@ import pytest
 from builders import measured, results_text
 from command_line import gpuscale, refusal
 from hosts import skip_unless_required
+from statements import known
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.campaigns.bisection.commits import Commits
@@ -124,8 +125,7 @@ def environments(
 def made_for(packages: Packages, *applied: int) -> Path:
     """The interpreter of a trial's environment."""
     setting = packages.setting(frozenset(applied))
-    assert setting.python is not None
-    return setting.python
+    return known(setting.python)
 
 
 def delays(python: Path) -> list[float | None]:
@@ -337,8 +337,7 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(site)
         log_s = lab.make_run(frozenset({3}))
-        assert log_s is not None
-        assert math.exp(log_s) > 0.045
+        assert math.exp(known(log_s)) > 0.045
         (duration_s,) = lab.durations_s
         assert duration_s > 1
         (site / "train.py").write_text("raise SystemExit('no data here')")
@@ -381,8 +380,7 @@ def test_each_commit_is_tried_in_a_folder_of_its_own(
     before = git(repository, "worktree", "list")
     for number in (0, 12, 40, *range(20, 30)):
         folder = made.setting(frozenset(range(number))).folder
-        assert folder is not None
-        assert (folder / "train.py").read_text().startswith(f"# {number}\n")
+        assert (known(folder) / "train.py").read_text().startswith(f"# {number}\n")
     # The repository itself knows nothing of them.
     assert git(repository, "worktree", "list") == before
     assert not git(repository, "status", "--short")

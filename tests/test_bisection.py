@@ -17,6 +17,7 @@ from bisecting import (
     searched,
     truth,
 )
+from statements import known
 
 from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.trials import OutOfBudgetError
@@ -70,10 +71,8 @@ def test_a_proof_has_both_speeds() -> None:
     assert found.finding is BisectionFinding.FOUND
     assert culprits(found) == {5}
     loss = math.exp(-0.1) - 1
-    assert found.alone is not None
-    assert found.alone.value == pytest.approx(loss, abs=0.02)
-    assert found.taken_back is not None
-    assert found.taken_back.value == pytest.approx(0, abs=0.02)
+    assert known(found.alone).value == pytest.approx(loss, abs=0.02)
+    assert known(found.taken_back).value == pytest.approx(0, abs=0.02)
 
 
 def test_equal_environments_end_after_one_trial_and_a_faster_one_is_said() -> None:
@@ -100,8 +99,7 @@ def test_time_that_is_up_before_anything_is_known_is_undecided() -> None:
     def late(_: Applied) -> float:
         raise OutOfBudgetError("time")
 
-    ended = searched(late, range(4))
-    assert ended is not None
+    ended = known(searched(late, range(4)))
     assert (ended.finding, ended.reason, ended.loss) == (BisectionFinding.UNDECIDED, "time", None)
 
 
@@ -146,9 +144,8 @@ def test_a_run_that_fails_once_is_made_again() -> None:
             return None
         return log_s
 
-    found = searched(once, range(8))
+    found = known(searched(once, range(8)))
     assert failed
-    assert found is not None
     assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset({3}))
 
 
@@ -158,17 +155,14 @@ def test_changes_in_order_are_proved_beside_the_ones_before_them(slow: set[int])
     # Five commits do not start.
     made.broken = lambda applied: len(applied) in (8, 19, 20, 21, 33)
     tried: list[Applied] = []
-    found = searched(made.make_run, range(40), is_ordered=True, tried=tried)
-    assert found is not None
+    found = known(searched(made.make_run, range(40), is_ordered=True, tried=tried))
     assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset(slow))
     assert all(applied == set(range(len(applied))) for applied in tried)
-    assert found.alone is not None
-    assert found.alone.value == pytest.approx(math.exp(-0.1) - 1, abs=0.02)
+    assert known(found.alone).value == pytest.approx(math.exp(-0.1) - 1, abs=0.02)
 
 
 def test_a_commit_beside_ones_that_do_not_start_is_one_of_several() -> None:
     made = machine({20: 0.1})
     made.broken = lambda applied: len(applied) in (20, 21)
-    found = searched(made.make_run, range(40), is_ordered=True)
-    assert found is not None
+    found = known(searched(made.make_run, range(40), is_ordered=True))
     assert (found.finding, found.culprits) == (BisectionFinding.FOUND, ((19, 20, 21),))

@@ -82,8 +82,7 @@ def test_a_night_has_its_exit_code(
 def test_a_night_that_does_not_go_as_it_should_ends_with_its_own_code(
     checkout: Path, verdict: int, settings: dict[str, str], expected: int
 ) -> None:
-    night = run_script(checkout, "arc4.sge", verdict=verdict, **settings)
-    assert night.exit_code == expected, night.output
+    run_script(checkout, "arc4.sge", verdict=verdict, **settings).ended(expected)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +141,7 @@ def test_job_measures_and_judges_its_clusters_case(
     ],
 )
 def test_early_failures_end_with_2(checkout: Path, script: str, settings: dict[str, str]) -> None:
-    night = run_script(checkout, script, verdict=0, **settings)
-    assert night.exit_code == 2, night.output
+    night = run_script(checkout, script, verdict=0, **settings).ended(2)
     assert night.calls("pytest") == []
     assert night.output.strip()
 
@@ -155,8 +153,7 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(chec
     inside = {"SLURM_JOB_ID": JOB, "SLURM_SUBMIT_DIR": str(checkout)}
     environment = job_environment(checkout, inside)
     run = partial(run_night, ["bash", "job"], checkout)
-    without = run(environment, checkout)
-    assert without.exit_code == 2
+    without = run(environment, checkout).ended(2)
     assert "box: command not found\n" in without.output
     assert "gpuscale does not run in the container; choose an image that has it" in without.output
     environment["PATH"] = f"{checkout}/stand-ins:{environment['PATH']}"
@@ -166,8 +163,7 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(chec
     assert not (checkout / "calls/pytest").exists()
     box = f'#!/bin/bash\nshift\nIN_A_BOX=1 PATH="{checkout}/.venv/bin:/usr/bin:/bin" exec "$@"\n'
     write_program(checkout / "stand-ins/box", box)
-    night = run(environment, checkout)
-    assert night.exit_code == 4, night.output
+    night = run(environment, checkout).ended(4)
     seen = night.environment()
     assert (seen["IN_A_BOX"], seen["PROXY"]) == ("1", "a b")
     (told,) = night.calls("told")
@@ -186,12 +182,10 @@ def test_a_baseline_that_is_not_there_ends_the_night_before_it_measures(checkout
 
 
 def test_two_nights_never_share_a_directory_which_keeps_the_baseline(checkout: Path) -> None:
-    night = run_script(checkout, "arc4.sge")
-    assert night.exit_code == 0
+    night = run_script(checkout, "arc4.sge").ended()
     judged_against = (checkout / "baselines/arc4.json").read_text()
     assert (night.directory / "baseline.json").read_text() == judged_against
-    again = run_script(checkout, "arc4.sge")
-    assert again.exit_code == 2
+    again = run_script(checkout, "arc4.sge").ended(2)
     assert len(again.calls("pytest")) == 1
 
 
@@ -205,7 +199,6 @@ def test_real_pytest_knows_the_options_of_the_job(tmp_path: Path) -> None:
     submitted_from = dict.fromkeys(SUBMITTED_FROM, str(REPOSITORY))
     folders = {"GPUSCALE_VENV": sys.prefix, "GPUSCALE_NIGHTLY_DIR": str(tmp_path / "nights")}
     environment = {**os.environ, **folders, **SCRIPTS[script], **submitted_from}
-    night = run_night(["bash", f"ci/{script}"], REPOSITORY, environment, REPOSITORY)
-    assert night.exit_code == 6, night.output
+    night = run_night(["bash", f"ci/{script}"], REPOSITORY, environment, REPOSITORY).ended(6)
     assert "torch sees no GPU on" in night.output
     assert "infrastructure: nothing could be started" in night.output

@@ -41,8 +41,7 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(checkout: Path, wor
     # That of no shell's own failure.
     environment = job_environment(checkout, variables | WORKFLOWS[workflow], verdict=3)
     command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
-    night = run_night(command, checkout, environment, checkout)
-    assert night.exit_code == 3, night.output
+    night = run_night(command, checkout, environment, checkout).ended(3)
     (measured,) = night.calls("pytest")
     assert measured.startswith(
         "bench_cases --strategy ddp --gpus 1,2,4 --device cuda --size full --runs 3 --results "
@@ -66,8 +65,7 @@ def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) 
     }
     command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
     environment = job_environment(checkout, settings | WORKFLOWS[workflow])
-    night = run_night(command, checkout, environment, checkout)
-    assert night.exit_code == 0, night.output
+    night = run_night(command, checkout, environment, checkout).ended()
     (measured,) = night.calls("pytest")
     assert " --gpus 1,2,4 " in measured
     assert " --runs 5 --data-root /some data --results " in measured

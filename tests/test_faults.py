@@ -230,8 +230,7 @@ def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     loading = ("--data", "loader", "--data-workers", "2")
     # What outlived the session would hold its output open.
-    session = run_pytest(tmp_path, *ONE_RUN, *loading, "--inject", "crash=1@20")
-    assert session.exit_code == 1
+    session = run_pytest(tmp_path, *ONE_RUN, *loading, "--inject", "crash=1@20").ended(1)
     assert "rank 1 was killed by SIGSEGV" in session.output
     assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import gpuscale
+from statements import known
 
 from gpuscale.cli import main
 from gpuscale.cli.inputs import read_nights
@@ -109,8 +110,7 @@ def test_the_better_direction_comes_from_the_thresholds_or_the_unit(
     imported(write(tmp_path / "reports", report(0, values)), "-o", tmp_path / "nights")
     (file,) = (tmp_path / "nights").glob("*.jsonl")
     metric = read_results(file).runs[0].configuration.metric
-    assert metric is not None
-    assert metric.more_is_better is more
+    assert known(metric).more_is_better is more
 
 
 def test_an_unknown_direction_is_asked_once(

@@ -12,6 +12,7 @@ from command_line import gpuscale
 from hosts import LIMIT_S, Cluster, Host, ended, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
+from statements import known
 
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results, Run
@@ -205,9 +206,7 @@ def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: 
 def test_who_hung_or_died_is_told_from_who_waited(cluster: Cluster, tmp_path: Path) -> None:
     asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "14")
     ended(run_command(cluster, tmp_path, FAULTY_COMMAND, *asked), 1)
-    died, hung = (run.failure for run in read_results(tmp_path / "r.jsonl").runs)
-    assert hung is not None
-    assert died is not None
+    died, hung = (known(run.failure) for run in read_results(tmp_path / "r.jsonl").runs)
     assert (hung.kind, hung.host) == ("timeout", None)
     assert "up to 20" in hung.message
     assert "rank 2 on n2 printed last:\nbatch 20 does not come" in hung.detail
@@ -244,8 +243,8 @@ def test_a_rank_killed_on_another_node_is_named(cluster: Cluster, tmp_path: Path
     session = ended(measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1"), 1)
     assert "rank 2 was killed by SIGKILL on n2" in session.stdout
     failed, healthy = results_in(tmp_path).runs
-    assert failed.failure is not None
-    assert (failed.failure.kind, failed.failure.rank, failed.failure.host) == ("killed", 2, "n2")
+    failure = known(failed.failure)
+    assert (failure.kind, failure.rank, failure.host) == ("killed", 2, "n2")
     assert healthy.is_valid
     # A run that fails leaves evidence as well.
     assert [nodes_of(run) for run in (failed, healthy)] == [["n1", "n2"]] * 2

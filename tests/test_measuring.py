@@ -118,8 +118,7 @@ class Case(Tiny):
 def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> None:
     session = run_pytest(
         tmp_path, str(BENCH_CASES), "--gpus", "1,2", "--device", "cpu", "--collect-only", "-q"
-    )
-    assert session.exit_code == 0, session.output
+    ).ended()
     runs = re.findall(r"::.*run(\d)\]", session.output)
     assert runs == sorted(runs)
     # dp on two CPU ranks is impossible, and one item says so.
@@ -128,8 +127,7 @@ def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> Non
 
 
 def test_without_gpus_asked_for_nothing_is_measured_and_the_reason_is_given(tmp_path: Path) -> None:
-    session = run_pytest(tmp_path, str(BENCH_CASES / "test_mnist_cnn.py"), "-rs")
-    assert session.exit_code == 0
+    session = run_pytest(tmp_path, str(BENCH_CASES / "test_mnist_cnn.py"), "-rs").ended()
     assert "gpuscale measured nothing" in session.output
     assert "--gpus 1,2" in session.output
 
@@ -142,8 +140,7 @@ def test_options_become_part_of_what_identifies_a_result(tmp_path: Path) -> None
         *QUICK,
         *("--gpus", "3", "--oversubscribe", "--results", "chosen.jsonl"),
         *("--precision", "bf16", "--threads-per-rank", "2"),
-    )
-    assert session.exit_code == 0, session.output
+    ).ended()
     (run,) = read_results(tmp_path / "chosen.jsonl").runs
     assert [rank.rank for rank in run.ranks] == [0, 1, 2]
     assert (run.configuration.precision, run.configuration.threads_per_rank) == ("bf16", 2)
@@ -164,8 +161,7 @@ def test_what_tests_import_leaves_their_sessions_one_server() -> None:
 
 def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "test_digits_mlp.py").write_text(readme_case())
-    session = run_pytest(tmp_path, *QUICK, "--gpus", "2")
-    assert session.exit_code == 0, session.output
+    session = run_pytest(tmp_path, *QUICK, "--gpus", "2").ended()
     assert [(run.gpus, run.is_valid) for run in session.results.runs] == [(2, True)]
 
 
@@ -194,6 +190,5 @@ def test_a_checkouts_plugin_measures_with_importlib_mode(tmp_path: Path) -> None
         *("--import-mode", "importlib", "--gpus", "2"),
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         PYTHONPATH=str(REPOSITORY),
-    )
-    assert session.exit_code == 0, session.output
+    ).ended()
     assert session.results.runs[0].is_valid

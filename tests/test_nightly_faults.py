@@ -52,8 +52,7 @@ def test_a_full_disk_ends_the_session_and_keeps_every_run_before(tmp_path: Path)
     with mounted(tmp_path / "small", "size=16k") as small:
         session = run_pytest(
             tmp_path, *QUICK, "--runs", "30", "--results", str(small / "results.jsonl")
-        )
-        assert session.exit_code == 74, session.output
+        ).ended(74)
         assert "No space left on device; free some space" in session.output
         assert "earlier runs are kept" in session.output
         kept = read_results(small / "results.jsonl").runs

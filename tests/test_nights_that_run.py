@@ -71,8 +71,7 @@ def test_a_case_that_cannot_be_imported_is_told_from_an_interrupt_by_real_pytest
     root = make_checkout(tmp_path)
     use_real_pytest(root, test)
     words = f"ci/nightly.sh here {JOB} measure bench_cases compare baselines/arc4.json"
-    night = run_night(words.split(), root, job_environment(root, {}), root)
-    assert night.exit_code == code, night.output
+    night = run_night(words.split(), root, job_environment(root, {}), root).ended(code)
     record = record_of(night)
     assert f"night: {meaning}\nexit: {code}\npytest exit: {pytest_code}\n" in record
     assert ("not collected: bench_cases.test_mnist_cnn\n" in record) == (code == 2)
@@ -119,8 +118,7 @@ def record_of(night: Night) -> str:
 
 
 def test_after_a_fault_what_is_missing_is_tried_once_more(checkout: Path) -> None:
-    night = night_in(checkout)
-    assert night.exit_code == 0, night.output
+    night = night_in(checkout).ended()
     tried, again = night.calls("pytest")
     assert "--results" in tried
     assert "--resume" in again
@@ -154,8 +152,7 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         made = make.results(*runs, where=make.environment(job_id=str(job)))
         (checkout / "night").write_text(make.results_text(made))
         words = f"{job} measure x compare --gpus 1 --history {nights}"
-        night = plain_night(checkout, words, "night", PYTHONPATH=str(REPOSITORY))
-        assert night.exit_code == code, night.output
+        night = plain_night(checkout, words, "night", PYTHONPATH=str(REPOSITORY)).ended(code)
         assert night.output.startswith(
             f"gpuscale night: will be judged against {nights}\nmeasuring"
         )
@@ -183,23 +180,20 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_j
             folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
             folder.mkdir(parents=True)
             (folder / "results.jsonl").touch()
-        night = plain_night(checkout, f"{job} measure x")
-        assert night.exit_code == 4
+        night = plain_night(checkout, f"{job} measure x").ended(4)
         assert "all was measured, nothing failed; not judged yet: " in night.output
         assert words in night.output
 
 
 def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(checkout: Path) -> None:
-    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"))
-    assert night.exit_code == 0, night.output
+    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl")).ended()
     assert "pip install jinja2" in night.output
     assert "the night has no report.html" in night.output
     assert "night: ok\n" in record_of(night)
     shutil.rmtree(night.directory)
     night = night_in(
         checkout, MEASURED=str(checkout / "verdict-0.jsonl"), PYTHONPATH=str(REPOSITORY)
-    )
-    assert night.exit_code == 0, night.output
+    ).ended()
     assert 'class="verdict pass"' in (night.directory / "report.html").read_text()
     index = (night.directory.parent / "index.html").read_text()
     assert f'href="{night.directory.name}/report.html"' in index
@@ -208,8 +202,7 @@ def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(checkout: Path) -
 def test_infrastructure_that_fails_twice_is_no_regression(checkout: Path) -> None:
     for name in ("measured.2", "measured.2.exit"):
         (checkout / name).write_text((checkout / name.replace("2", "1")).read_text())
-    night = night_in(checkout)
-    assert night.exit_code == 6, night.output
+    night = night_in(checkout).ended(6)
     assert len(night.calls("pytest")) == 2
     assert "night: infrastructure failed\n" in record_of(night)
     assert "infrastructure: mnist_cnn/ddp on 2 GPUs, run 4: rank 1 on n2" in record_of(night)
@@ -221,8 +214,7 @@ def test_a_sites_command_gets_the_verdict(checkout: Path, ending: str, recorded:
     results_of(checkout, "measured.1", 0.2)
     (checkout / "measured.1.exit").write_text("0")
     command = f'cat >"$CALLS/said"; ls "$GPUSCALE_NIGHT_FOLDER" >"$CALLS/kept"{ending}'
-    night = night_in(checkout, GPUSCALE_ON_VERDICT=command)
-    assert night.exit_code == 1, night.output
+    night = night_in(checkout, GPUSCALE_ON_VERDICT=command).ended(1)
     (said, kept) = ("\n".join(night.calls(name)) for name in ("said", "kept"))
     assert json.loads(said) == json.loads((night.directory / "comparison.json").read_text())
     assert json.loads(said)["exit_code"] == 1
@@ -253,7 +245,6 @@ def test_a_night_whose_disk_is_full_still_ends_with_its_code(checkout: Path) -> 
         checkout / ".venv/bin/pytest",
         '#!/bin/bash\ncp "$MEASURED" "$3"; ln -s /dev/full "$(dirname "$3")/night.txt"\n',
     )
-    night = night_in(checkout)
-    assert night.exit_code == 5, night.output
+    night = night_in(checkout).ended(5)
     assert "night.txt cannot be written (No space left on device)" in night.output
     assert "pytest exit: 0" in night.output

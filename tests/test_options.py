@@ -115,8 +115,7 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
 )
 def test_usage_errors_come_first(tmp_path: Path, arguments: list[str], message: str) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
-    assert session.exit_code == 4
+    session = run_pytest(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="").ended(4)
     assert message in session.output
     assert "Traceback" not in session.output
     assert not (tmp_path / ".gpuscale").exists()
@@ -144,8 +143,7 @@ def test_items_that_cannot_be_measured_together_are_refused_before_any_is(
 ) -> None:
     for number, case in enumerate(cases):
         write_case(tmp_path, "from gpuscale import Size", case, name=f"test_{number}.py")
-    session = run_pytest(tmp_path, *ON_CPU, *arguments)
-    assert session.exit_code == 4, session.output
+    session = run_pytest(tmp_path, *ON_CPU, *arguments).ended(4)
     assert message in session.output
 
 
@@ -231,8 +229,7 @@ class Case(Tiny):
         return super().model()
 """
     write_case(tmp_path, own)
-    session = run_pytest(tmp_path, *ON_CPU, "--collect-only", "-q")
-    assert session.exit_code == 0, session.output
+    run_pytest(tmp_path, *ON_CPU, "--collect-only", "-q").ended()
 
 
 def test_a_case_without_the_strategy_is_skipped(tmp_path: Path) -> None:
@@ -240,8 +237,7 @@ def test_a_case_without_the_strategy_is_skipped(tmp_path: Path) -> None:
     sizes = 'strategies = ("dp",)\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'
     sized = f"class Case(Tiny):\n    {sizes}"
     write_case(tmp_path, "from gpuscale import Size", sized, name="test_sized.py")
-    session = run_pytest(tmp_path, *ON_CPU, "--strategy", "dp", "--runs", "1", "-rs")
-    assert session.exit_code == 1, session.output
+    session = run_pytest(tmp_path, *ON_CPU, "--strategy", "dp", "--runs", "1", "-rs").ended(1)
     assert "skipped: tiny has ddp only: leave out --strategy" in session.output
     assert "case has no size 'smoke'; it has big" in session.output
     assert "nothing was measured" in session.output
@@ -254,6 +250,5 @@ def test_a_marked_test_that_takes_no_scaling_is_refused_and_does_not_pass(tmp_pa
     path.write_text(
         f"{path.read_text()}\n\n@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n"
     )
-    session = run_pytest(tmp_path, *ON_CPU)
-    assert session.exit_code == 4
+    session = run_pytest(tmp_path, *ON_CPU).ended(4)
     assert "test_forgotten has a gpuscale mark but measures nothing" in session.output

@@ -226,11 +226,6 @@ while Path("/sys/class/net/eth0/operstate").read_text() != "up\\n":
     time.sleep(0.01)
 send("10.77.0.2", 1000)
 """
-# A queue of a few packets, as the tests of the kernel have it for a lossy link.
-LOSS = """
-run("tc qdisc replace dev eth0 root tbf rate 50mbit burst 16kb limit 20kb")
-send("10.77.0.2", 20_000_000)
-"""
 
 
 @pytest.fixture
@@ -271,6 +266,7 @@ def test_a_link_that_goes_down_and_up_during_a_run_is_counted(host: Host, tmp_pa
 @pytest.mark.scheduler
 def test_packets_that_a_link_drops_are_counted_as_sent_again(host: Host, tmp_path: Path) -> None:
     healthy = ports_after(host, "send('10.77.0.2', 1000)", tmp_path)["TCP"]
-    lossy = ports_after(host, LOSS, tmp_path)["TCP"]
+    host.lose_packets()
+    lossy = ports_after(host, "send('10.77.0.2', 20_000_000)", tmp_path)["TCP"]
     few, many = (known(port.growth_of("RetransSegs")) for port in (healthy, lossy))
     assert many > 10 + 10 * few

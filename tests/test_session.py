@@ -90,8 +90,7 @@ def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: 
     path = killed / "night.jsonl"
     before = path.read_bytes()
     resume = ("--gpus", "1", "--resume", path.name)
-    other = run_pytest(killed, *QUICK, *resume, "--precision", "bf16")
-    assert other.exit_code == 4, other.output
+    other = run_pytest(killed, *QUICK, *resume, "--precision", "bf16").ended(4)
     assert "precision: fp32 → bf16" in other.output
     assert path.read_bytes() == before
 
@@ -100,8 +99,7 @@ def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: 
     changed["environment"]["torch_version"] = "1.0"
     elsewhere = path.with_name("elsewhere.jsonl")
     elsewhere.write_text("".join([json.dumps(changed) + "\n", *lines]))
-    session = run_pytest(killed, *QUICK, "--gpus", "1", "--resume", elsewhere.name)
-    assert session.exit_code == 4, session.output
+    session = run_pytest(killed, *QUICK, "--gpus", "1", "--resume", elsewhere.name).ended(4)
     assert "torch_version: 1.0 → " in session.output
     assert "Traceback" not in session.output
 
@@ -156,8 +154,7 @@ def judged(folder: Path, real: Results, *, factor: float, more: Sequence[str] = 
 
 
 def test_what_is_clearly_fine_stops_after_the_fewest_runs(tmp_path: Path, real: Results) -> None:
-    session = judged(tmp_path, real, factor=20)
-    assert session.exit_code == 0, session.output
+    session = judged(tmp_path, real, factor=20).ended()
     assert len(read_results(tmp_path / "now.jsonl").runs) == 3
     assert "3 skipped: improved after 3 runs" in session.output
     # A line for each would hide the others.
@@ -176,8 +173,7 @@ def test_a_failed_import_keeps_a_good_verdict_from_0(tmp_path: Path, real: Resul
 
 def test_a_regression_is_called_so_only_after_a_fresh_run(tmp_path: Path, real: Results) -> None:
     # No machine makes a step in 10 ns, however it is used otherwise.
-    session = judged(tmp_path, real, factor=1e-8)
-    assert session.exit_code == 1, session.output
+    session = judged(tmp_path, real, factor=1e-8).ended(1)
     runs = len(read_results(tmp_path / "now.jsonl").runs)
     assert runs > 3
     assert f"skipped: regressed after {runs} runs" in session.output
@@ -189,8 +185,7 @@ def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real
     write_case(tmp_path, "Case = Tiny")
     write_results(tmp_path / "now.jsonl", real, {"tiny": STEADY})
     options = ("--gpus", "1", "--baseline", "b.json", "--resume", "now.jsonl")
-    session = run_pytest(tmp_path, *QUICK, *options)
-    assert session.exit_code == 4, session.output
+    session = run_pytest(tmp_path, *QUICK, *options).ended(4)
     assert len(read_results(tmp_path / "now.jsonl").runs) == 3
     assert "no entry in the baseline" in session.output
 
@@ -199,8 +194,7 @@ def test_an_interrupted_session_tells_its_exit_code(tmp_path: Path, real: Result
     path = write_case(tmp_path, "Case = Tiny")
     path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
     write_as_baseline(tmp_path, real, {"tiny": STEADY})
-    session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json")
-    assert session.exit_code == 2, session.output
+    session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json").ended(2)
     assert "too few runs to look at (1 so far)" in session.output
     assert "more runs" not in session.output
     assert "1 inconclusive (exit code 2)" in session.output
