@@ -113,6 +113,23 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
     return path
 
 
+def command_case(name: str, command: str, **attributes: object) -> str:
+    """The text of a file, or of a part of one, with a test of a command."""
+    values = {"command": command, **attributes}
+    lines = "\n    ".join(f"{attribute} = {value!r}" for attribute, value in values.items())
+    return f"""
+import pytest
+from gpuscale import CommandCase
+
+class {name}(CommandCase):
+    {lines}
+
+@pytest.mark.gpuscale(case={name})
+def test_{name.lower()}(scaling):
+    scaling()
+"""
+
+
 def heed_interrupts() -> None:
     """Restore SIGINT, which a shell ignores in its background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import builders as make
 from changing import replace
 from hosts import skip_unless_required
-from measuring import write_case
+from measuring import command_case, write_case
 
 from gpuscale.store.files import write_baseline
 
@@ -35,36 +35,18 @@ options = ["-p", "no:cacheprovider", "--oversubscribe"{options}]
 baseline = "baselines/here.json"
 cases = ["case/ddp"]
 """
-ON_EACH_NODE = """
-import sys
-from gpuscale import CommandCase
-
-class OnEachNode(CommandCase):
-    command = (
-        f"{sys.executable} -m torch.distributed.run --nnodes {{nodes}} --nproc-per-node "
-        "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py"
-    )
-    batch = 8
-
-@pytest.mark.gpuscale(case=OnEachNode)
-def test_on_each_node(scaling):
-    scaling()
-"""
-BY_MPIRUN = (
-    ON_EACH_NODE
-    + """
-class ByItsOwnMpirun(CommandCase):
-    command = (
-        "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none "
-        f"-np {{gpus}} {sys.executable} steps.py"
-    )
-    batch = 8
-    launch = "once"
-
-@pytest.mark.gpuscale(case=ByItsOwnMpirun)
-def test_by_its_own_mpirun(scaling):
-    scaling()
-"""
+ON_EACH_NODE = command_case(
+    "OnEachNode",
+    f"{sys.executable} -m torch.distributed.run --nnodes {{nodes}} --nproc-per-node "
+    "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py",
+    batch=8,
+)
+BY_ITS_OWN_MPIRUN = command_case(
+    "ByItsOwnMpirun",
+    "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none "
+    f"-np {{gpus}} {sys.executable} steps.py",
+    batch=8,
+    launch="once",
 )
 _STEPS = """
 import time

@@ -1,9 +1,7 @@
 """The shipped cases are those of their sources (docs/evidence/sources.md)."""
 
-import ctypes
 import gzip
 import importlib
-import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from gpuscale.measure.worker.data import (
 )
 
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
-PR_GET_PDEATHSIG = 2
 RESNET_V2 = "resnet_v2_cifar.Resnet50v2Cifar"
 CASES = ("mnist_cnn.MnistCnn", "mnist_net.MnistNet", "resnet50.Resnet50", RESNET_V2)
 
@@ -198,25 +195,6 @@ def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> 
     assert sorted(first[0] + first[1]) == list(range(40))
     assert sorted(second[0] + second[1]) == list(range(40))
     assert first != second
-
-
-class DeathSignals(Dataset[tuple[torch.Tensor, int]]):
-    """The signal that the process which loads a sample gets when its parent dies."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        number = ctypes.c_int()
-        ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
-        return torch.tensor([number.value]), index
-
-
-def test_loader_processes_die_with_their_rank() -> None:
-    batches = LoadedBatches(
-        DeathSignals(), batch=2, rank=0, world_size=1, workers=2, pin_memory=False
-    )
-    assert next(batches)[0].unique().tolist() == [signal.SIGKILL]
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
-from measuring import pytest_command, write_case
+from measuring import command_case, pytest_command, write_case
 from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
 from statements import known
@@ -67,19 +67,6 @@ KILLED = TRAIN.format(fault="os.kill(os.getpid(), 9)")
 ALL_HANG = TRAIN.replace("if step == 20 and rank == ranks - 1", "if step == 20").format(
     fault="signal.signal(15, signal.SIG_IGN); print('batch 21 does not come'); time.sleep(600)"
 )
-CASE = """
-import sys
-import pytest
-from gpuscale import CommandCase
-
-class Train(CommandCase):
-    command = {command!r}
-    launch = {launch!r}
-
-@pytest.mark.gpuscale(case=Train)
-def test_train(scaling):
-    scaling()
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +184,7 @@ def test_a_hang_ends_at_the_timeout_on_all_nodes(site: Site, tmp_path: Path, lau
 
 def test_a_case_in_a_file_says_how_it_is_launched(site: Site, tmp_path: Path) -> None:
     command = " ".join((*ON_ALL_NODES[site.launcher], *TORCHRUN))
-    (tmp_path / "test_train.py").write_text(CASE.format(command=command, launch="once"))
+    (tmp_path / "test_train.py").write_text(command_case("Train", command, launch="once"))
     (tmp_path / "train.py").write_text(HEALTHY)
     session = pytest_command("--gpus", "4", "--launcher", site.launcher, *OPTIONS, *INTO_FILE)
     ended(site.cluster.run(*site.session(*session), folder=tmp_path))

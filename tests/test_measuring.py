@@ -97,24 +97,6 @@ def test_one_table_is_shown_and_pytest_benchmarks_if_asked_for(
     assert "benchmark 'tiny/ddp': 1 tests" in asked.output, asked.output
 
 
-def test_ranks_agree_again_after_windows_without_synchronisation(tmp_path: Path) -> None:
-    # State of all kinds: momentum, a step count, running statistics.
-    stateful = """
-class Case(Tiny):
-    def model(self):
-        return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10))
-
-    def optimizer(self, model, gpus):
-        return torch.optim.Adam(model.parameters(), lr=0.01)
-"""
-    write_case(tmp_path, stateful)
-    session = run_pytest(tmp_path, *QUICK, "--gpus", "2")
-    (run,) = session.results.runs
-    assert len(run.unsynced_windows) >= 3
-    assert run.is_valid, session.output
-    assert len({rank.parameter_digest for rank in run.ranks}) == 1
-
-
 def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> None:
     session = run_pytest(
         tmp_path, str(BENCH_CASES), "--gpus", "1,2", "--device", "cpu", "--collect-only", "-q"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import PRELUDE
-from measuring import REPOSITORY, run_gpuscale, run_pytest
+from measuring import REPOSITORY, command_case, run_gpuscale, run_pytest
 from statements import known
 
 from gpuscale.base.errors import CaseError
@@ -50,19 +50,7 @@ def test_ranks_of_torchrun_have_as_many_threads_on_any_number(
     assert "thread a rank" not in done.output
 
 
-CASE = """
-import sys
-import pytest
-from gpuscale import CommandCase
-
-class Train(CommandCase):
-    command = f"{sys.executable} train.py"
-    batch = 8
-
-@pytest.mark.gpuscale(case=Train)
-def test_train(scaling):
-    scaling()
-"""
+CASE = command_case("Train", f"{sys.executable} train.py", batch=8)
 
 
 @pytest.mark.thorough

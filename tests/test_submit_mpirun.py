@@ -13,7 +13,15 @@ import pytest
 from changing import replace
 from hosts import Cluster, processes_in
 from sge_cluster import PARALLEL_ENVIRONMENT, sge_cluster
-from site_folder import BY_MPIRUN, SUBMIT, make_site, profile_of, record_of, write_cases
+from site_folder import (
+    BY_ITS_OWN_MPIRUN,
+    ON_EACH_NODE,
+    SUBMIT,
+    make_site,
+    profile_of,
+    record_of,
+    write_cases,
+)
 from test_launch_mpirun import open_mpi
 
 from gpuscale.store.results import read_results
@@ -84,7 +92,7 @@ def test_a_job_measures_each_launch_across_its_hosts(
     # Slower than anything.
     site = make_site(tmp_path, [(4, 2, 1e-6)])
     (site / "mysite.toml").write_text(PROFILES[scheduler])
-    write_cases(site, BY_MPIRUN)
+    write_cases(site, ON_EACH_NODE, BY_ITS_OWN_MPIRUN)
     answer = cluster.run(*SUBMIT, "--gpus", "4", folder=site)
     logs = "\n".join(path.read_text() for path in site.glob("*.log"))
     assert answer.returncode == 0, answer.stdout + logs

@@ -2,12 +2,13 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
-from measuring import write_case
+from measuring import command_case, write_case
 from site_folder import ON_EACH_NODE, SUBMIT, make_site, profile_of, record_of, write_cases
 from slurm_cluster import TWO_NODES, slurm_cluster
 
@@ -15,24 +16,13 @@ from gpuscale.store.results import read_results
 
 pytestmark = pytest.mark.scheduler
 
-ONCE_AND_BY_ITS_OWN_SRUN = """
-class Steps(CommandCase):
-    command = f"{sys.executable} steps.py"
-    batch = 8
-
-@pytest.mark.gpuscale(case=Steps)
-def test_steps(scaling):
-    scaling()
-
-class ByItsOwnSrun(CommandCase):
-    command = f"srun --nodes={{nodes}} --ntasks={{gpus}} {sys.executable} steps.py"
-    batch = 8
-    launch = "once"
-
-@pytest.mark.gpuscale(case=ByItsOwnSrun)
-def test_by_its_own_srun(scaling):
-    scaling()
-"""
+STEPS = command_case("Steps", f"{sys.executable} steps.py", batch=8)
+BY_ITS_OWN_SRUN = command_case(
+    "ByItsOwnSrun",
+    f"srun --nodes={{nodes}} --ntasks={{gpus}} {sys.executable} steps.py",
+    batch=8,
+    launch="once",
+)
 DIES_ONCE = """
 import os, signal
 from pathlib import Path
@@ -91,7 +81,7 @@ def submit_and_wait_until(
 
 
 def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, site: Path) -> None:
-    write_cases(site, ON_EACH_NODE, ONCE_AND_BY_ITS_OWN_SRUN)
+    write_cases(site, ON_EACH_NODE, STEPS, BY_ITS_OWN_SRUN)
     answer = ended(submit(cluster, site, "--gpus", "1,3"))
     assert "on 1 and 3 CPU ranks, 2 nodes with 2 each, launcher slurm" in answer.stdout
     assert "ended as COMPLETED: ok" in answer.stdout
