@@ -97,7 +97,7 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
         return best
     last_words = (
         f"{'the command' if failure.rank is None else f'rank {failure.rank}'} on {failure.host} "
-        f"printed last:\n{failure.detail}"
+        f"printed last:\n{failure.detail or '(nothing)'}"
         for failure in (report.failure for report in by_rank)
     )
     return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
