@@ -28,7 +28,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Environment, EnvironmentChange, GpuDevice, GpuSummary, Run
-from gpuscale.records.cause import Cause, CauseKind, ComparedWith, CountOf, DeviceSymptom, Remedy
+from gpuscale.records.cause import Cause, CauseKind, ComparedWith, DeviceSymptom, Remedy
 
 
 def causes(
@@ -86,7 +86,7 @@ def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication
     (cause,) = causes(ONE_SLOW)
     assert cause.kind is CauseKind.SLOW_RANK
     assert (cause.ranks, cause.hosts, cause.device_uuids) == ((1,), ("node1",), ("GPU-1",))
-    assert cause.seen_in == CountOf(3, 3)
+    assert cause.seen_in == (3, 3)
 
 
 def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:

@@ -21,7 +21,6 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import (
     CauseKind,
-    CountOf,
     DeviceSymptom,
     LostMetric,
     PhaseChange,
@@ -117,7 +116,7 @@ def test_what_to_do_next_is_said_once() -> None:
 
 EVERYTHING = replace(
     ALL_REDUCE,
-    seen_in=CountOf(2, 3),
+    seen_in=(2, 3),
     evidence=(
         PhaseChange(name="forward", before_s=0.01, after_s=0.02),
         DeviceSymptom(kind=CauseKind.NVLINK, uuid="A", host=None, counter="nvlink_errors", now=79),

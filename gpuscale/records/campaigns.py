@@ -102,16 +102,11 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[tuple[int, ...], ...] = ()
     """Indices of the culprit changes; changes that cannot be tried separately form one group."""
     alone: Estimate | None = None
-    """Speed of the good environment with only the culprits applied, relative to the good one.
-
-    Commits cannot be applied alone; for commits, this is the speed at the culprit with the smallest
-    loss, relative to the commit before it.
-    """
+    """Speed of the good environment with only the culprits applied, relative to the good one; for
+    commits, the speed at the culprit with the smallest loss, relative to the commit before it."""
     taken_back: Estimate | None = None
-    """Speed of the bad environment without the culprits, relative to the good one.
-
-    For commits, this is the change over the stretch of other commits that loses the most speed.
-    """
+    """Speed of the bad environment without the culprits, relative to the good one; for commits,
+    the change over the stretch of other commits that loses the most speed."""
     trials: int
     reason: Reason | None = None
     """Reason why no culprit is confirmed; None if one is confirmed or there is no loss."""

@@ -109,13 +109,6 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
     """Largest node count of any unaffected run on fewer GPUs; None if there is no such run."""
 
 
-class CountOf(msgspec.Struct, frozen=True):
-    """A count out of a total."""
-
-    count: int
-    of: int
-
-
 class Remedy(msgspec.Struct, frozen=True):
     """Suggested next step: a command to run or something to check."""
 
@@ -150,8 +143,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     device_uuids: tuple[str, ...] = ()
     is_whole_host: bool = False
     """True if all ranks of one host, and no ranks of other hosts, are affected."""
-    seen_in: CountOf | None = None
-    """Number of runs that show the cause, out of all runs."""
+    seen_in: tuple[int, int] | None = None
+    """Number of runs that show the cause, and number of all runs."""
     evidence: tuple[Evidence, ...] = ()
     remedy: Remedy | None = None
     """Suggested next step; None if no further step is needed to explain the finding."""

@@ -27,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Assumed relative standard deviation of the metric between allocations (0.01 is 1%)."""
 
 
-class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
+class MetricSpec(msgspec.Struct, frozen=True):
     """Definition of a metric that has one value per run; less of it is better."""
 
     name: str
@@ -74,47 +74,23 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return self.work(gpus) / value if self.more_is_better else value
 
 
+# The formatter would break up the rows of the table.
+# fmt: off
 METRICS = (
-    MetricSpec(
-        name=STEP_TIME,
-        unit="s",
-        words="step time",
-        short="time",
-        worse="slower training",
-        bounds=(1e-18, 1e9),
-    ),
-    MetricSpec(
-        name="exposed_communication_s",
-        unit="s",
-        words="exposed communication",
-        short="communication",
-        worse="more exposed communication",
-        bounds=(-1e9, 1e9),
-        # Windows with and without communication use the same nodes, like both runs of a speedup.
-        limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
-        in_points=True,
-    ),
-    MetricSpec(
-        name="peak_memory_bytes",
-        unit="bytes",
-        words="peak memory",
-        short="memory",
-        worse="more memory",
-        bounds=(0, 2**60),
-        # A library's choice of algorithm changes the peak a little between starts.
-        limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005),
-    ),
-    MetricSpec(
-        name="energy_per_sample_j",
-        unit="J",
-        words="energy per sample",
-        short="energy",
-        worse="more energy per sample",
-        bounds=(0, 1e15),
-        # The power of GPUs of one model differs by several percent for the same work.
-        limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02),
-    ),
+    # name, unit, words, short, worse, bounds, limits
+    MetricSpec(STEP_TIME, "s", "step time", "time", "slower training", (1e-18, 1e9)),
+    # Windows with and without communication use the same nodes, like both runs of a speedup.
+    MetricSpec("exposed_communication_s", "s", "exposed communication", "communication",
+               "more exposed communication", (-1e9, 1e9),
+               Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005), in_points=True),
+    # A library's choice of algorithm changes the peak a little between starts.
+    MetricSpec("peak_memory_bytes", "bytes", "peak memory", "memory", "more memory", (0, 2**60),
+               Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005)),
+    # The power of GPUs of one model differs by several percent for the same work.
+    MetricSpec("energy_per_sample_j", "J", "energy per sample", "energy", "more energy per sample",
+               (0, 1e15), Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02)),
 )
+# fmt: on
 METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 

@@ -147,8 +147,9 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     if cause.kind is CauseKind.DATA:
         how, slow = f" with {'their' if several else 'its'} batches", "late with data"
     runs = "" if cause.ranks else "; it is another rank from run to run"
-    if cause.ranks and (seen := cause.seen_in):
-        runs = f" (in {seen.count} of {counted(seen.of, 'run')})"
+    if cause.ranks and cause.seen_in:
+        seen, of = cause.seen_in
+        runs = f" (in {seen} of {counted(of, 'run')})"
     return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} {_spent(cause.after_s or 0.0)} a step behind the "
         f"median rank{how} {_baseline(cause)}, and the others wait{runs}"

@@ -19,7 +19,6 @@ from gpuscale.records.cause import (
     LINKS,
     Cause,
     CauseKind,
-    CountOf,
     LostMetric,
     PhaseChange,
     PortSymptom,
@@ -138,7 +137,7 @@ def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
     step_s = statistics.fmean(step.time_s for step in before)
     if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
         found = stragglers(row, change)
-        if found.seen_in == CountOf(len(after), len(after)):
+        if found.seen_in == (len(after), len(after)):
             before_s, after_s = change.before_s, change.after_s
             yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
 

@@ -21,7 +21,7 @@ from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
 from gpuscale.analysis.probabilities import t_quantile
 from gpuscale.records import Phases, Run
-from gpuscale.records.cause import Cause, CauseKind, CountOf
+from gpuscale.records.cause import Cause, CauseKind
 
 NAMED_SHARE = 0.1
 """Smallest share of the lost time for which a part of the step is named as a cause."""
@@ -228,7 +228,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     threshold_s = usual_skew_s + _LAG_FRACTION * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
     worst = max(steps, key=lambda step: step.skew_s)
-    unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=CountOf(0, len(steps)))
+    unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
     for identify in (_by_device, _by_number):
         counts = Counter(identify(rank) for step in late for rank in _behind(step))
         ids = {rank_id for rank_id, count in counts.items() if count >= _RUN_FRACTION * len(late)}
@@ -243,7 +243,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
                 hosts=hosts,
                 device_uuids=tuple(sorted({uuid for r in ranks for uuid in identify(r)[1]})),
                 is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
-                seen_in=CountOf(max(counts[rank_id] for rank_id in ids), len(steps)),
+                seen_in=(max(counts[rank_id] for rank_id in ids), len(steps)),
             )
     return unnamed
 
