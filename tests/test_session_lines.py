@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import baseline, cpu_environment, environment, measured, request, results, run
+from changing import replace
 
 from gpuscale import __version__
 from gpuscale.plugin import terminal
@@ -146,7 +147,7 @@ def test_progress_has_the_rest_of_the_line_of_its_item(
 
 
 def test_pytest_benchmark_times_steps_by_the_clock_of_the_ranks() -> None:
-    made, markers = run(2, 0.25), list[Any]()
+    made, markers = replace(run(2, 0.25), steps_per_window=2), list[Any]()
     item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=markers.append)
     terminal.add_clock(item, "tiny/ddp")
     (marker,) = markers

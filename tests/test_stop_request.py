@@ -37,6 +37,14 @@ def test_the_output_of_a_program_is_shown_and_kept(tmp_path: Path) -> None:
     assert done(script, tmp_path / "absent" / "log") == ["heard", "too", "3", "-9 None"]
 
 
+def test_the_output_of_a_program_is_kept_while_it_runs(tmp_path: Path) -> None:
+    script = """
+        look = "for n in $(seq 600); do grep -q begun $0 && exit 7; sleep 0.1; done"
+        print(run("sh", "-c", f"echo begun; {look}", str(log)))
+    """
+    assert done(script, tmp_path / "log") == ["begun", "7"]
+
+
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     script = """
         try:
@@ -51,14 +59,16 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_night_that_was_asked_to_end_ends_its_program_and_remembers_who_asked_first(
     tmp_path: Path,
 ) -> None:
-    # Asked before the program runs, and while it does, by one signal and by another. Python
-    # handles the lower number first if both have come.
+    # While the program runs, and before.
     script = """
-        if sys.argv[1].endswith("before"):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            print(run("sleep", "600"))
-        print(run("sh", "-c", "kill -INT $PPID; kill -USR2 $PPID; exec sleep 600"), stop.number)
+        print(run("sh", "-c", "kill -INT $PPID; exec sleep 600"), stop.number)
+        stop = attempt.StopRequest()
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        print(run("sleep", "600"), stop.number)
     """
-    first = [f"{-signal.SIGTERM}"]
-    assert done(script, tmp_path / "before") == [*first, f"{-signal.SIGTERM} {signal.SIGUSR1:d}"]
-    assert done(script, tmp_path / "while") == [f"{-signal.SIGTERM} {signal.SIGINT:d}"]
+    ended = f"{-signal.SIGTERM}"
+    assert done(script, tmp_path / "log") == [
+        f"{ended} {signal.SIGINT:d}",
+        f"{ended} {signal.SIGUSR1:d}",
+    ]
