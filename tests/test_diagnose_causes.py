@@ -301,6 +301,13 @@ def test_counters_of_gpus_are_looked_at_though_the_phases_of_a_command_are_unkno
             assert not isinstance(symptom, DeviceSymptom) or symptom.host == "node1"
 
 
+def test_efficiency_that_cpus_lost_without_phases_is_looked_for_on_their_host() -> None:
+    made = row_of([], [], gpus=2, configuration=replace(CNN, device="cpu"))
+    judged = replace(made.entry, changed_quantity=QuantityName.EFFICIENCY)
+    (cause,) = not_established(replace(made, entry=judged), ())
+    assert (cause.code, cause.remedy and cause.remedy.code) == ("no_phases", "processes_on_host")
+
+
 def codes_of(call: ast.expr) -> Iterator[str]:
     """Yield the text of an argument, or both texts of a conditional expression."""
     match call:
