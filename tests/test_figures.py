@@ -6,7 +6,17 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from builders import CNN, figure, phased_run, phases, published, results, results_text, run
+from builders import (
+    CNN,
+    baseline,
+    figure,
+    phased_run,
+    phases,
+    published,
+    results,
+    results_text,
+    run,
+)
 from changing import replace
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
@@ -103,6 +113,22 @@ def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_coun
         for axis in (axes.xaxis, axes.yaxis):
             assert (axis.get_scale() == "log") == ("log scale" in axis.label.get_text())
     assert "2 more cases" in notes_below(picture)
+
+
+def test_the_three_curves_of_a_page_are_equally_high_and_state_the_size_of_an_epoch() -> None:
+    earlier = (replace(each, allocation="1") for each in measured(factor=0.9))
+    before = replace(baseline({1: [0.1]}), runs=tuple(earlier))
+    places = set()
+    for name in ("time", "throughput", "speedup"):
+        picture = drawn(name, Measurements(runs=measured(), baseline=before))
+        picture.figure.draw_without_rendering()
+        (axes,) = picture.figure.axes
+        places.add((round(axes.get_position().y0, 3), round(axes.get_position().y1, 3)))
+        samples = "60,000 samples" in axes.get_ylabel()
+        assert samples == (name == "time"), axes.get_ylabel()
+        texts = [text.get_text().strip() for text in axes.texts]
+        assert texts == (["ideal"] if name == "speedup" else [])
+    assert len(places) == 1, places
 
 
 def test_plot_names_cases_without_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,14 +307,35 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
     assert "arrows" not in notes_below(usual)
 
 
+def test_the_picture_marks_the_night_that_is_judged_regressed_and_draws_no_level_through_it(
+    tmp_path: Path,
+) -> None:
+    paths = write_nights(tmp_path, 6, lambda night: 3.0 if night == 5 else 1.0, runs=3)
+    picture = tmp_path / "h.svg"
+    assert main(["plot", str(tmp_path), "--figure", "history", "-o", str(picture)]) == 0
+    assert ">REGRESSED<" in picture.read_text()
+    assert main(["plot", *map(str, paths[:5]), "--figure", "history", "-o", str(picture)]) == 0
+    assert "REGRESSED" not in picture.read_text()
+    history, last = history_of(map(read_results, paths)), read_results(paths[-1])
+    rows = [(last.allocation, row.point.configuration, row.point.gpus) for row in history.rows]
+    both = drawn("history", Measurements(history=history, regressed=rows[:1])).figure.axes
+    for axes, marked in zip(both, (True, False), strict=True):
+        lines = {str(line.get_label()): at_of(line) for line in axes.lines}
+        assert ("REGRESSED" in lines) == marked
+        assert lines["level"][-1, 0] == (4 if marked else 5)
+    assert both[0].lines[-1].get_label() == "REGRESSED"
+
+
 def test_nights_of_one_date_are_told_apart_by_their_times(nights: Path) -> None:
-    results = [read_results(path) for path in sorted(nights.rglob("*.jsonl"))[:6]]
-    history = history_of([moved(each, -0.7 * at) for at, each in enumerate(results)])
+    results = [read_results(path) for path in sorted(nights.rglob("*.jsonl"))[:5]]
+    minutes = [moved(each, -at * (1 - 5 / 1440)) for at, each in enumerate(results)]
+    history = history_of(minutes)
     names = history.names
-    ticks = drawn("history", Measurements(history=history)).figure.axes[-1].get_xticklabels()
-    assert len({tick.get_text() for tick in ticks}) == 3
-    assert {" ".join(tick.get_text().split()) for tick in ticks} <= {*names}
-    left_out = [replace(moved(each, -0.7 * at), left_out="x") for at, each in enumerate(results)]
+    (last,) = drawn("history", Measurements(history=history)).figure.axes[-1:]
+    ticks = [tick.get_text().split("\n") for tick in last.get_xticklabels()]
+    # The date is not repeated.
+    assert ticks == [[names[0][11:], names[0][:10]], *([name[11:]] for name in names[1:])]
+    left_out = [replace(each, left_out="x") for each in minutes]
     assert left_out_of(left_out) == tuple(f"{name} (x)" for name in names)
 
 

@@ -1,5 +1,7 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
+from collections.abc import Sequence
+
 import pytest
 from builders import CNN, baseline, environment, measured
 from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view
@@ -73,6 +75,24 @@ def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
     assert first_line(ok, entry(Verdict.IMPROVED))[0] == "ok"
     assert first_line(entry(Verdict.CONSISTENT))[0] == "consistent"
     assert first_line()[0] == "NOTHING COMPARED"
+
+
+def test_the_line_for_the_index_of_nights_has_the_reason_and_no_interval() -> None:
+    doubt, ok = entry(Verdict.INCONCLUSIVE), entry(Verdict.OK)
+    lost = replace(slower(2), causes=(ALL_REDUCE, NOISE))
+
+    def brief(*rows: EntryVerdict, notes: Sequence[Statement] = ()) -> str:
+        return view(comparison(*rows, notes=notes)).brief
+
+    busy = "2 of 2 rows inconclusive: the host was busy"
+    assert brief(doubt, replace(doubt, key=slower(2).key), notes=[BUSY]) == busy
+    assert brief(doubt, ok).startswith("1 of 2 rows inconclusive: too uncertain to tell")
+    said = brief(lost, replace(slower(1), causes=(NOISE,)), ok)
+    assert said.startswith("2 of 3 rows regressed: every GPU lost 8.0 % of its samples/s; ")
+    assert "+14 ms" in said
+    assert "[" not in said
+    assert brief(ok, ok).startswith("2 of 2 rows ok: ")
+    assert brief() == ""
 
 
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:

@@ -7,6 +7,7 @@ import pytest
 from command_line import gpuscale, refusal
 from test_over_nights import write_nights
 
+from gpuscale.reports.page import write_index
 from gpuscale.store.campaign_folders import NIGHT_JSON, NightRecord, record_files
 from gpuscale.store.files import read_baseline
 
@@ -29,7 +30,7 @@ def nights(tmp_path: Path) -> list[Path]:
 def leave_out(path: Path) -> None:
     answer = gpuscale("leave-out", path, "--because", REASON)
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.endswith(f"results.jsonl: left out: {NAMED}\n")
+    assert answer.stdout.endswith(f"results.jsonl: left out: {REASON}\n")
 
 
 def flat(text: str) -> str:
@@ -75,6 +76,21 @@ def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> Non
     assert gpuscale("history", folder).stdout == first
     answer = gpuscale("leave-out", "--undo", nights[4].parent)
     assert answer.stdout.endswith("results.jsonl: counts as before\n")
+
+
+def test_the_index_of_the_nights_shows_at_once_which_night_is_left_out(
+    nights: list[Path],
+) -> None:
+    folder = nights[4].parent.rename(nights[0].parent.parent / "2026-09-25_4")
+    (folder / NIGHT_JSON).write_text(record_files(NightRecord(night="ok", exit=0))[NIGHT_JSON])
+    index = folder.parent / "index.html"
+    leave_out(folder)
+    assert not index.exists()
+    write_index(folder.parent)
+    for undo, marks in ((True, 0), (False, 1)):
+        choice = ("--undo",) if undo else ("--because", REASON)
+        assert gpuscale("leave-out", folder / "results.jsonl", *choice).returncode == 0
+        assert index.read_text().count(f"left out: {REASON}") == marks
 
 
 def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: Path) -> None:

@@ -129,10 +129,12 @@ def test_after_a_fault_what_is_missing_is_tried_once_more(checkout: Path) -> Non
     assert (night.directory / "pytest.log").read_text() == "measuring\n" * 2
 
 
-def test_a_night_without_a_job_is_named_by_the_time_and_shows_no_baseline(checkout: Path) -> None:
+def test_a_night_without_a_job_names_its_folder_by_the_time_and_claims_none(checkout: Path) -> None:
     night = plain_night(checkout, "measure x compare baselines/arc4.json")
-    folders = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
-    assert [folder.is_dir() for folder in folders] == [True], night.output
+    (folder,) = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
+    record = json.loads((folder / "night.json").read_text())
+    assert (record["host"] is not None, record["job"]) == (True, None)
+    assert "job: " not in (folder / "night.txt").read_text()
     assert night.output.startswith(
         "gpuscale night: will be judged against baselines/arc4.json\nmeasuring"
     )

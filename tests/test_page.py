@@ -130,7 +130,9 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
         ("2026-11-01_1", NightRecord(night="ok", exit=0), ("report.html",)),
         ("2026-11-02_<b>2#", NightRecord(night="regressed", exit=1), ()),
         ("2026-11-03_3", None, ()),
-        ("2026-11-04_4", NightRecord(night=f"nothing failed; {UNJUDGED}: judge by", exit=4), ()),
+        ("2026-11-04_4", NightRecord(night=UNJUDGED, unjudged="judge by", exit=4), ()),
+        ("2026-11-05_5", NightRecord(night="not shown to be fine", exit=3), ()),
+        ("old_nights", None, ()),
     ):
         (tmp_path / name).mkdir()
         for file in files:
@@ -139,34 +141,37 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
             (tmp_path / name / file).write_text(text)
     write_night(tmp_path / "2026-11-01_1" / "results.jsonl", THROTTLED)
     leave_out(tmp_path / "2026-11-01_1" / "results.jsonl", "cooling failure")
-    lost = "3 of 4 rows: every GPU lost 12 % of its samples/s [9 %, 13 %]; 1 ok"
-    texts = {"REGRESSED": lost, "cause": "computing (forward) +4 ms (99 % of it); all 3 rows"}
-    headline = [{"label": label, "text": text} for label, text in texts.items()]
-    told = json.dumps({"headline": headline, "entries": []})
-    (tmp_path / "2026-11-02_<b>2#" / "comparison.json").write_text(told)
+    told = "3 of 4 rows: every GPU lost 12 % of its samples/s [9 %, 13 %]; 1 ok"
+    headline = {"headline": [{"label": "REGRESSED", "text": told}], "entries": []}
+    # As by a version that did not write the line for the index.
+    (tmp_path / "2026-11-02_<b>2#" / "comparison.json").write_text(json.dumps(headline))
+    brief = "2 of 2 rows inconclusive: the host was busy"
+    said = json.dumps({**headline, "brief": brief})
+    (tmp_path / "2026-11-05_5" / "comparison.json").write_text(said)
     write_index(tmp_path)
-    index = (tmp_path / "index.html").read_text()
+    index = unescape((tmp_path / "index.html").read_text()).replace("\u00a0", " ")
     assert index.count('<span class="below">left out: cooling failure</span>') == 1
-    short = "3 of 4 rows: every GPU lost 12 % of its samples/s; 1 ok; computing +4 ms"
-    lost = f'class="loss word">regressed<span class="below">{short}</span>'
-    assert lost in index.replace("\u00a0", " ")
-    assert f'class="doubt word">nothing failed; {UNJUDGED}</td>' in index
-    assert "<b>" not in index
+    assert f'class="loss word">regressed<span class="below">{told}</span>' in index
+    assert f'class="doubt word">not shown to be fine<span class="below">{brief}</span>' in index
+    assert f'class="doubt word">{UNJUDGED}</td>' in index
+    assert "<b>2#</a>" in index
+    assert "<b>" not in (tmp_path / "index.html").read_text()
     assert re.findall(r'href="(2026[^"]+)"', index) == [
         "2026-11-01_1/report.html",
+        "2026-11-05_5/night.txt",
         "2026-11-04_4/night.txt",
         "2026-11-02_%3Cb%3E2%23/night.txt",
     ]
-    # The results say when the first night was measured.
-    dates = re.findall(r"(?:2026-11|2096-03)-0\d(?=<)", index)
-    assert dates == ["2096-03-01", "2026-11-04", "2026-11-03", "2026-11-02"]
+    # The first one was measured in 2096, as its results say.
+    names = re.findall(r">(2026-11-\d\d_\w+)<", index)
+    assert names == ["2026-11-01_1", "2026-11-05_5", "2026-11-04_4", "2026-11-03_3"]
 
 
-def test_the_index_and_the_history_give_a_night_the_same_time(tmp_path: Path) -> None:
+def test_the_index_and_the_history_call_a_night_by_the_name_of_its_folder(tmp_path: Path) -> None:
     paths = write_nights(tmp_path, 3, lambda night: 1.0)
     for number, path in enumerate(paths):
         results = read_results(path)
-        # All on one date; the job began a minute before it measured.
+        # All on one date; the job began an hour before it measured.
         runs = (replace(run, started_at_s=1.79e9 + 60 * number) for run in results.runs)
         path.write_text(results_text(replace(results, runs=tuple(runs))))
         record = NightRecord(night="ok", exit=0, started=f"2026-09-21T13:{12 + number}:20+00:00")
@@ -176,7 +181,14 @@ def test_the_index_and_the_history_give_a_night_the_same_time(tmp_path: Path) ->
     write_index(tmp_path)
     index = (tmp_path / "index.html").read_text()
     history = history_of(read_results(path) for path in tmp_path.glob("*/results.jsonl"))
-    assert re.findall(r"2026-09-21 [\d:]+(?=<)", index) == [*reversed(history.names)]
+    assert [*history.names] == [f"2026-09-21_{number}" for number in range(3)]
+    assert re.findall(r">(2026-09-21_\d)<", index) == [*reversed(history.names)]
+    named = gpuscale("history", tmp_path).stdout
+    assert "last      2026-09-21 14:15, node1, job 2, folder 2026-09-21_2" in named
+    # Alone on its date, a night is called by the date with which the name of its folder begins.
+    assert [*history_of([read_results(tmp_path / "2026-09-21_1" / "results.jsonl")]).names] == [
+        "2026-09-21"
+    ]
 
 
 def test_what_pages_are_made_with_is_named_where_it_is_not_installed(

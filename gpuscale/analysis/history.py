@@ -24,10 +24,10 @@ from gpuscale.analysis.level_changes import (
 from gpuscale.analysis.nights import (
     Night,
     NodeEffect,
-    date_texts,
     environment_at,
     left_out_of,
     machine_of,
+    night_names,
     nights_of,
     node_effects,
     without_slow_nodes,
@@ -143,8 +143,8 @@ class History:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """The UTC date of each night, with the time if several nights share a date."""
-        return date_texts([night.began_at for night in self.nights])
+        """The date of each night, or the name of its folder or its time if nights share a date."""
+        return night_names([(night.began_at, night.folder) for night in self.nights])
 
     @property
     def is_unusual(self) -> bool:

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.analysis.level_changes import night_deviation
@@ -37,6 +37,8 @@ class Night:
 
     allocation: str
     began_at: datetime
+    folder: str
+    """Name of the folder that has the results; empty if it is not that of a night."""
     environment: Environment
     runs: tuple[Run, ...]
     """Valid runs of the selected rows."""
@@ -83,6 +85,7 @@ def _night(
     return Night(
         allocation=allocation,
         began_at=min(_run_began(run, result) for run, result in made),
+        folder=made[0][1].folder,
         environment=made[0][1].environment,
         runs=tuple(run for run, _ in made),
         log_costs={point: statistics.fmean(values) for point, values in logs.items()},
@@ -112,30 +115,32 @@ def began(result: Results) -> datetime:
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
     """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first.
 
-    The time of day follows the date if another night of `results` has the same date.
+    Nights of `results` with the same date have longer names, as in `night_names`.
     """
     ordered = sorted(results, key=began)
-    names = date_texts([began(result) for result in ordered])
+    names = night_names([(began(result), result.folder) for result in ordered])
     found = [(name, each.left_out) for name, each in zip(names, ordered, strict=True)]
     return tuple(dict.fromkeys(f"{name} ({reason})" for name, reason in found if reason))
 
 
-def date_texts(moments: Sequence[datetime]) -> list[str]:
-    """Return the date of each moment, with its time if several moments share a date.
+def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
+    """Return the name of each night, given its start and the name of its folder (may be empty).
 
-    All moments of a date are given to the minute, or all to the second if they share a minute.
+    The name is the date: of the folder, or else of the start in UTC. Nights that share a date are
+    named by their folders, or else have their times: to the minute, or all of a date to the second
+    if some of them share a minute.
     """
-    of_date: dict[date, set[datetime]] = {}
-    for moment in moments:
-        of_date.setdefault(moment.date(), set()).add(moment)
-
-    def form_of(same: Collection[datetime]) -> str:
-        forms = ("%Y-%m-%d", "%Y-%m-%d %H:%M")
-        distinct = (form for form in forms if len({f"{each:{form}}" for each in same}) == len(same))
-        return next(distinct, "%Y-%m-%d %H:%M:%S")
-
-    forms = {day: form_of(same) for day, same in of_date.items()}
-    return [f"{moment:{forms[moment.date()]}}" for moment in moments]
+    of_date: dict[str, set[tuple[datetime, str]]] = {}
+    for moment, folder in nights:
+        of_date.setdefault(folder[:10] or f"{moment:%Y-%m-%d}", set()).add((moment, folder))
+    names: dict[tuple[datetime, str], str] = {}
+    for day, same in of_date.items():
+        moments = {moment for moment, _ in same}
+        minutes = {f"{moment:%Y-%m-%d %H:%M}" for moment in moments}
+        form = "%Y-%m-%d %H:%M" if len(minutes) == len(moments) else "%Y-%m-%d %H:%M:%S"
+        for moment, folder in same:
+            names[moment, folder] = day if len(same) == 1 else folder or f"{moment:{form}}"
+    return [names[night] for night in nights]
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:

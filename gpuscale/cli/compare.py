@@ -20,6 +20,7 @@ from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
+from gpuscale.reports.history_text import UNCLEAR, verdict
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
@@ -30,8 +31,8 @@ HISTORY_HELP = "judge against the earlier nights whose results lie below this fo
 class Reference(NamedTuple):
     """A baseline to judge results against; if made from earlier nights, with their history."""
 
-    path: Path
-    """The file or folder that the user named."""
+    path: Path | None
+    """The file or folder that the user named, if any."""
     baseline: Baseline
     kind: BaselineKind
     history: History | None = None
@@ -108,14 +109,14 @@ def reference_of_file(
 
 
 def reference_of_nights(
-    folder: Path, read: Sequence[Results], results: Sequence[Results]
+    folder: Path | None, read: Sequence[Results], results: Sequence[Results]
 ) -> Reference:
     """Return, as a reference, the nights in `read` that began before the `results` to judge."""
     nights = earlier_nights(read, results)
     if nights.later:
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
-    baseline = baseline_of_results(nights.last, name=str(folder))
+    baseline = baseline_of_results(nights.last, name=str(folder or "earlier nights"))
     return Reference(folder, baseline, "nights", nights.history)
 
 
@@ -132,7 +133,8 @@ def judged(
     if reference.history is not None:
         comparison = with_levels(comparison, reference.history)
     comparison = with_environment_changes(comparison, sides)
-    before, after = (tuple(visible(str(path)) for path in of) for of in ([reference.path], files))
+    named = [path for path in (reference.path,) if path is not None]
+    before, after = (tuple(visible(str(path)) for path in of) for of in (named, files))
     return replace(
         comparison,
         baseline_kind=reference.kind,
@@ -145,6 +147,18 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
     """Raise a UsageError if a file would be compared with itself."""
     if any(inputs.is_same(before, path) for path in after):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
+
+
+def open_verdict(
+    nights: Sequence[Results], history: History, arguments: argparse.Namespace
+) -> View | None:
+    """Compare the last night with earlier ones if the history leaves open whether it is slower."""
+    said = verdict(history)
+    if not history.is_unusual and (said is None or said[0] != UNCLEAR):
+        return None
+    results = last_night(nights)
+    reference = reference_of_nights(None, nights, results)
+    return view_of(judged(reference, results, [], arguments), results)
 
 
 def outputs_of(

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from gpuscale.analysis.nights import left_out_of
-from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, UsageError
 from gpuscale.base.text import clean, counted, visible
-from gpuscale.cli.inputs import RESULTS_NAME, files_below, is_folder, say
+from gpuscale.cli.inputs import RESULTS_NAME, files_below, is_folder, remark, say
+from gpuscale.reports.page import has_index, write_index
 from gpuscale.store.results import leave_out, read_results
 
 
@@ -31,13 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
     files = [_results_file(path) for path in arguments.nights]
     before = [read_results(path).left_out is None for path in files]
     for path, has_counted in zip(files, before, strict=True):
-        nights = left_out_of([leave_out(path, reason)])
-        change = (
-            f"left out: {nights[0]}"
-            if nights
-            else f"counts {'as before' if has_counted else 'again'}"
-        )
-        say(f"{visible(str(path))}: {change}")
+        leave_out(path, reason)
+        undone = f"counts {'as before' if has_counted else 'again'}"
+        say(f"{visible(str(path))}: {undone if reason is None else f'left out: {reason}'}")
+    for folder in dict.fromkeys(path.absolute().parent.parent for path in files):
+        if has_index(folder):
+            try:
+                write_index(folder)
+            except (GpuscaleError, OSError) as problem:
+                remark(f"the index of the nights was not renewed: {problem}")
     return ExitCode.OK
 
 

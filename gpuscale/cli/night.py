@@ -2,7 +2,6 @@
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
-from datetime import datetime
 from io import StringIO
 
 from gpuscale import cli
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "6 infrastructure failed."
     )
     parser.add_argument("name", metavar="NAME", help="name of the machine, such as arc4")
-    text = "a word for this night, such as the job's number; the time of day if left out"
+    text = "the scheduler's job, or another word that names the folder (default: the time of day)"
     parser.add_argument("job", metavar="[JOB]", help=text)
     # The rest goes to pytest and to `gpuscale compare`.
     text = "measure PYTEST_ARGUMENT..."
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Execute one nightly run; docs/nightly.md explains the exit codes."""
     words, job = arguments.words, arguments.job
     if job == "measure":
-        words, job = [job, *words], f"{datetime.now():%H%M%S}"
+        words, job = [job, *words], None
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):

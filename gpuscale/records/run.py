@@ -157,6 +157,8 @@ class Results(Header, frozen=True, kw_only=True):
     """Contents of a results file: the header, and the runs in the order of measurement."""
 
     runs: tuple[Run, ...] = ()
+    folder: str = ""
+    """Name of the night's folder that has the file, `2026-11-21_4711`; never stored; else empty."""
 
     @property
     def allocation(self) -> str:

@@ -31,28 +31,25 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
 
     `judged` is the last night's verdict from a comparison with earlier nights: a word and a text.
     """
-    return "\n".join(_lines(history, screen, judged))
-
-
-def _lines(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
-    yield from _head(history, screen, judged)
     first = (level_header(history), STANDING)
-    yield text_table(standings(history), screen.columns, first=first)
-    yield ""
+    lines = [*_head(history, screen, judged)]
+    lines += [text_table(standings(history), screen.columns, first=first), ""]
     if len(history.nights) > 1:
-        yield f"{first[0]} of the last nights:"
-        yield text_table(_last_nights(history), screen.columns)
-        yield ""
+        last = history.names[-_MOST_NIGHTS:]
+        # With the date in each header, five nights would not fit the width of most terminals.
+        day = last[-1][:11] if all(name[:11] == f"{last[-1][:10]}_" for name in last) else ""
+        lines.append(f"{first[0]} of the last nights{day and f' ({day}…)'}:")
+        lines += [text_table(_last_nights(history, day), screen.columns), ""]
     if history.nodes:
-        yield text_table(node_table(history), screen.columns)
-        yield ""
+        lines += [text_table(node_table(history), screen.columns), ""]
     for event in reversed(history.events):
         title, details = event_text(event, history)
         for line in (screen.bold(title), *map("    {}".format, details)):
-            yield from wrapped(line, screen.columns)
+            lines += wrapped(line, screen.columns)
     busy = phrases.busy_text([run for night in history.nights for run in night.runs])
     for note in filter(None, (*notes(history), busy)):
-        yield from wrapped(note, screen.columns)
+        lines += wrapped(note, screen.columns)
+    return "\n".join(lines)
 
 
 def notes(history: History) -> Iterator[str]:
@@ -104,7 +101,8 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = history.nights[-1]
     host, job = last.environment.host, last.environment.job_id
-    facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}"
+    folder = last.folder and f"folder {last.folder}"
+    facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
     yield f"last      {', '.join(filter(None, facts))}"
     if judged is not None:
         word, text = judged
@@ -149,11 +147,12 @@ def verdict(history: History) -> tuple[str, str] | None:
         if row.departure is not None and row.nights[-1] == last
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
-    blurred = [
-        f"{names[row.point]} {rough_percent(row.smallest_loss)}"
-        for row in rows
-        if row.smallest_loss and _is_weak(row) and row.recent_loss is None
-    ]
+    blurred = [row for row in rows if _is_weak(row) and row.recent_loss is None]
+    ends = [*map(rough_percent, sorted(row.smallest_loss or 0.0 for row in blurred))] or [""]
+    only_large = (
+        " with nights that vary so widely that only a lasting loss above "
+        f"{phrases.format_range(ends)} would be noticed"
+    )
     unclear = [text for row, text in departed.items() if row.is_unclear]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
@@ -161,7 +160,7 @@ def verdict(history: History) -> tuple[str, str] | None:
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
-        (UNCLEAR, blurred, " whose nights vary widely; a lasting loss would show from"),
+        (UNCLEAR, [names[row.point] for row in blurred], only_large),
         (UNCLEAR, unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
@@ -227,10 +226,10 @@ def standings(history: History, *, with_batches: bool = True) -> list[dict[str, 
     return named_on((row.point.configuration.device for row in history.rows), rows)
 
 
-def _last_nights(history: History) -> list[dict[str, Cell]]:
+def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
     """Return a table with the result of each row on each of the latest nights.
 
-    Batch sizes are shown only if rows could not be told apart without them.
+    Headers are names without `day`, with which they begin; rows that share a name have batches.
     """
     level, rows = level_header(history), []
     distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
@@ -241,7 +240,7 @@ def _last_nights(history: History) -> list[dict[str, Cell]]:
             is_measured = i in row.nights
             night = history.nights[i]
             text = level_text(level_on(night, row.point)) if is_measured else phrases.UNKNOWN
-            named[history.names[i]] = Cell(text)
+            named[history.names[i].removeprefix(day)] = Cell(text)
         rows.append(named)
     return rows
 

@@ -49,6 +49,8 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     version: Literal[1] = 1
     night: Line
     """Outcome of the nightly run, in words."""
+    unjudged: Line | None = None
+    """What to do about a complete night that was not judged; None for other nights."""
     exit: int | None = None
     """Exit code of the nightly run."""
     pytest_exit: int | None = None
@@ -67,6 +69,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     host: Line | None = None
     nodes: tuple[Line, ...] = ()
     job: Line | None = None
+    """The scheduler's job, or the word that was given instead."""
     revision: Line | None = None
     """Git revision of the repository with the cases."""
     baseline: Line | None = None
@@ -103,14 +106,16 @@ def read_night(folder: Path) -> NightRecord | None:
 
 class _Comparison(msgspec.Struct):
     headline: tuple[Mapping[Literal["label", "text"], str], ...]
+    brief: str | None = None
 
 
-def read_headline(folder: Path) -> dict[str, str]:
-    """Return the headline of a night's comparison, keyed by label; empty if none can be read."""
+def read_brief(folder: Path) -> str:
+    """Return the verdict of a night's comparison in one line; empty if none can be read."""
     with suppress(FileError):
         found = read_with(folder / "comparison.json", lambda text: from_json(_Comparison, text))
-        return {line["label"]: line["text"] for line in found.headline}
-    return {}
+        # Comparisons by older versions have only a headline.
+        return found.brief or next((line["text"] for line in found.headline), "")
+    return ""
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:

@@ -31,7 +31,8 @@ _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 
 def encode_header(results: Results) -> str:
     """Encode a header as one line, without line break; raise a `DecodeError` if it is invalid."""
-    return _with_envelope(to_json(msgspec.structs.replace(results, runs=())), RESULTS_FORMAT)
+    head = msgspec.structs.replace(results, runs=(), folder="")
+    return _with_envelope(to_json(head), RESULTS_FORMAT)
 
 
 def encode_baseline(baseline: Baseline) -> str:

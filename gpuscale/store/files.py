@@ -7,8 +7,11 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.base.text import escaped
@@ -72,6 +75,20 @@ def lock_file(path: Path, descriptor: int, problem: str) -> None:
             raise file_error(path, problem) from None
 
 
+def is_night_folder(name: str) -> bool:
+    """True if a folder's name is that of a night: a date and a job, such as `2026-11-21_4711`."""
+    with suppress(ValueError):
+        date.fromisoformat(name[:10])
+        return name[10:11] == "_"
+    return False
+
+
+def with_folder(path: Path, results: Results) -> Results:
+    """Return results that know the folder of their night, if the file lies in one."""
+    name = path.absolute().parent.name
+    return replace(results, folder=name) if is_night_folder(name) else results
+
+
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline file; raise a `FileError` if it is missing or invalid."""
     return read_with(path, decode_baseline)
@@ -79,7 +96,8 @@ def read_baseline(path: Path) -> Baseline:
 
 def read_any(path: Path) -> Results | Baseline:
     """Read a results file or a baseline, depending on the file's content."""
-    return read_with(path, decode_any)
+    content = read_with(path, decode_any)
+    return content if isinstance(content, Baseline) else with_folder(path, content)
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:

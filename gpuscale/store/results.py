@@ -18,6 +18,8 @@ from gpuscale.store.file_formats import decode_results, encode_header
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Default folder for results files, relative to the working directory."""
+RESULTS = "results.jsonl"
+"""Name of the results file in the folder of a night."""
 PROBES_ENDING = ".probes.json"
 """Suffix of files that contain only probes, in the format of a results file."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
@@ -51,7 +53,7 @@ def with_recorded_probes(path: Path, results: Results) -> Results:
 
 def read_results(path: Path) -> Results:
     """Read a results file; raise a `FileError` if it is missing or invalid."""
-    return files.read_with(path, decode_results)
+    return files.with_folder(path, files.read_with(path, decode_results))
 
 
 def read_beginning(path: Path) -> Results:

@@ -22,6 +22,7 @@ from gpuscale.base.process_ends import ON_VERDICT_S
 from gpuscale.base.text import visible
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
+    UNJUDGED,
     Attempt,
     StopRequest,
     night_exit,
@@ -32,14 +33,13 @@ from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.store.campaign_folders import NightRecord, new_night, nights_folder, record_files
 from gpuscale.store.files import read_any
-from gpuscale.store.results import read_results
+from gpuscale.store.results import RESULTS, read_results
 
 Command = Callable[..., tuple[int, str]]
 """Function that runs a gpuscale command in this process and returns its exit code and output."""
 ON_VERDICT = "GPUSCALE_ON_VERDICT"
 """Environment variable with the site's verdict command, which may send mail or open a ticket."""
-_RESULTS = "results.jsonl"
-_LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.txt")
+_LEFT_BY_PYTEST = (RESULTS, "pytest.log", "junit.xml", "fault.txt")
 _COMPARISONS = {
     "text": "txt",
     "json": "json",
@@ -54,14 +54,11 @@ class NightJob:
     """One nightly run on one machine, either in a scheduler's job or without a scheduler."""
 
     def __init__(
-        self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
+        self, job: str | None, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
         """`measure` holds arguments for pytest, `compare` for `gpuscale compare` (may be empty)."""
         self._job, self._measure, self._command = job, measure, command
-        parser = ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--history")
-        found, words = parser.parse_known_args(compare)
-        self._history: str | None = found.history
+        self._history, words = _without_option(compare, "--history")
         """Folder of nights to judge against; None if there is none, or if a baseline was given."""
         self._baseline = words.pop(0) if words and self._history is None else None
         self._options = words
@@ -77,13 +74,12 @@ class NightJob:
         if attempts[0].faults:
             _say("measuring the missing runs once more")
             attempts.append(self._try())
-        attempt = attempts[-1]
         compare_exit = self._judge()
         if compare_exit == ExitCode.REGRESSED and self._probe():
             compare_exit = self._judge()
-        code = night_exit(attempt, compare_exit)
-        meaning = night_meaning(code, attempt, compare_exit, unjudged=self._why_unjudged())
-        record = self._record(attempts, compare_exit, code, meaning)
+        code = night_exit(attempts[-1], compare_exit)
+        record = self._record(attempts, compare_exit, code)
+        meaning = ": ".join(filter(None, (record.night, record.unjudged)))
         self._report(is_judged=compare_exit not in (None, ExitCode.USAGE))
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
         if command := os.environ.get(ON_VERDICT):
@@ -102,7 +98,8 @@ class NightJob:
         if judge := self._baseline or self._history:
             _say(f"will be judged against {judge}")
         nights = nights_folder(os.environ)
-        folder = new_night(nights, name=name, job=self._job, day=self._started.date())
+        job = f"{self._started:%H%M%S}" if self._job is None else self._job
+        folder = new_night(nights, name=name, job=job, day=self._started.date())
         if self._baseline:
             try:
                 shutil.copyfile(self._baseline, folder / "baseline.json")
@@ -134,7 +131,7 @@ class NightJob:
         return attempt
 
     def _has_results(self) -> bool:
-        results = self.folder / _RESULTS
+        results = self.folder / RESULTS
         return results.exists() and results.stat().st_size > 0
 
     def _judge(self) -> int | None:
@@ -142,7 +139,7 @@ class NightJob:
 
         Return the exit code of the comparison; None if nothing was compared.
         """
-        results, judges = self.folder / _RESULTS, [self._baseline] if self._baseline else []
+        results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
         if self._history and self._has_earlier_night(Path(self._history)):
             judges = ["--history", self._history]
         if not judges or not self._has_results():
@@ -168,7 +165,7 @@ class NightJob:
     def _why_unjudged(self) -> str:
         """Explain why a complete night was not judged, and how later nights can be."""
         nights = self.folder.parent
-        count = len([*nights.glob(f"*/{_RESULTS}")])
+        count = len([*nights.glob(f"*/{RESULTS}")])
         if self._history:
             expected = "exit code 4 is expected of a first night"
             return f"the nights after it are judged against it; {expected}"
@@ -182,9 +179,7 @@ class NightJob:
 
     def _probe(self) -> bool:
         """Run the probes that test each row's likeliest cause; return False if none was run."""
-        parser = ArgumentParser(add_help=False)
-        parser.add_argument("--data-root")
-        root = parser.parse_known_args(self._measure)[0].data_root
+        root, _ = _without_option(self._measure, "--data-root")
         try:
             rows = json.loads((self.folder / "comparison.json").read_text())["entries"]
             has_probes = bool(self._baseline and read_any(Path(self._baseline)).probes)
@@ -193,19 +188,17 @@ class NightJob:
         causes = [cause for row in rows for cause in row["causes"][:1]]
         names = sorted({name for cause in causes for name in cause["probes"]})
         options = ["--only", ",".join(names), *(["--data-root", root] if root else [])]
-        asked = ("probe", str(self.folder / _RESULTS), *options)
+        asked = ("probe", str(self.folder / RESULTS), *options)
         return has_probes and bool(names) and self._command(*asked)[0] in (0, 1)
 
     def _report(self, *, is_judged: bool) -> None:
         """Write the night's HTML report; if that fails, only print a message."""
-        results = self.folder / _RESULTS
+        results = self.folder / RESULTS
         if not self._has_results():
             return
         nights = [str(self.folder.parent)]
         if is_judged:
-            parser = ArgumentParser(add_help=False)
-            parser.add_argument("--format", action="append")
-            options = parser.parse_known_args(self._options)[1]
+            _, options = _without_option(self._options, "--format")
             if self._history:
                 nights = ["--history", self._history, *options]
             else:
@@ -216,13 +209,15 @@ class NightJob:
             _say("the night has no report.html (see above)")
 
     def _record(
-        self, attempts: Sequence[Attempt], compare_exit: int | None, code: ExitCode, meaning: str
+        self, attempts: Sequence[Attempt], compare_exit: int | None, code: ExitCode
     ) -> NightRecord:
         """Record how the nightly run ended; return the record."""
         attempt = attempts[-1]
         faults = (fault for each in attempts for fault in each.faults)
+        meaning = night_meaning(code, attempt, compare_exit)
         record = NightRecord(
             night=meaning,
+            unjudged=self._why_unjudged() if meaning == UNJUDGED else None,
             exit=int(code),
             pytest_exit=attempt.exit_code,
             compare_exit=compare_exit,
@@ -241,6 +236,14 @@ class NightJob:
         )
         _write_record(self.folder, record)
         return record
+
+
+def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """Return the last value of an option in a command line (None: it is absent), and the rest."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, dest="value")
+    found, rest = parser.parse_known_args(words)
+    return found.value, rest
 
 
 def run_on_verdict(

@@ -196,6 +196,8 @@ _MEANINGS: Mapping[int, str] = {
     ExitCode.INCOMPLETE: "not everything was measured",
     ExitCode.INFRASTRUCTURE: "infrastructure failed",
 }
+UNJUDGED = "all was measured, nothing failed; not judged yet"
+"""Meaning of a night that measured everything but was not compared."""
 _VERDICTS = frozenset(
     (ExitCode.OK, ExitCode.REGRESSED, ExitCode.INCONCLUSIVE, ExitCode.NOTHING_COMPARABLE)
 )
@@ -223,18 +225,13 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
     return ExitCode.NOTHING_COMPARABLE if compare_exit is None else ExitCode(compare_exit)
 
 
-def night_meaning(
-    code: ExitCode, attempt: Attempt, compare_exit: int | None, *, unjudged: str
-) -> str:
-    """Describe the exit code of a nightly run in words.
-
-    `unjudged` says what to do about a night that measured everything but was not compared.
-    """
+def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) -> str:
+    """Describe the exit code of a nightly run in words."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
     elif code == ExitCode.NOTHING_COMPARABLE and compare_exit is None:
-        meaning = f"all was measured, nothing failed; not judged yet: {unjudged}"
+        meaning = UNJUDGED
     elif code == ExitCode.INCOMPLETE and compare_exit in (ExitCode.OK, ExitCode.INCONCLUSIVE):
         meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
     if attempt.stopped_by is not None and not attempt.is_complete:

@@ -10,7 +10,13 @@ from gpuscale.base.grouping import by_key
 from gpuscale.records import CauseKind, Comparison, Finding, QuantityName, Results, Verdict
 from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import changes_of, headline_of, is_headlined, sharing
+from gpuscale.reports.comparison.headline import (
+    brief_of,
+    changes_of,
+    headline_of,
+    is_headlined,
+    sharing,
+)
 from gpuscale.reports.comparison.rows import (
     Item,
     Row,
@@ -54,6 +60,8 @@ class View:
     The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now`,
     `command` and `next` follow.
     """
+    brief: str
+    """The verdict in one short line, without intervals; empty without rows."""
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
     ranked: tuple[Row, ...]
@@ -96,6 +104,7 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         comparison=comparison,
         results=results,
         headline=headline,
+        brief=brief_of(comparison, ranked),
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),

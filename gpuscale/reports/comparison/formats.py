@@ -79,6 +79,7 @@ def json(view: View) -> str:
     return document_text(
         "gpuscale-comparison",
         headline=[{"label": label, "text": text} for label, text in view.headline],
+        brief=view.brief,
         baseline={
             "name": comparison.baseline_name,
             "machine": comparison.baseline_machine,

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -13,13 +13,14 @@ from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
-from gpuscale.records import Estimate, PointKey
+from gpuscale.records import Comparison, Estimate, PointKey, Results, Verdict
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
     STYLES,
     SURFACE,
+    JudgedRow,
     Measurements,
     Picture,
     distinct_names,
@@ -34,7 +35,9 @@ _LEAST_ROOM, _ROOM = 0.01, 0.25
 _LABEL_WIDTH, _LABEL_PT, _LABEL_LINES = 0.17, 9, 3
 """Labels in a plot: width as a share of all nights, height in points, and number of rows."""
 _BEYOND = "arrows: outlying nights beyond the axis, and how far they are from their level"
-_COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
+_COLOR, _LEVEL_COLOR, _LOSS_COLOR = STYLES["ddp"][0], STYLES["dp"][0], "#b30000"
+_TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
+"""Size of the nights' names in points, and width of a character as a share of all nights."""
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
@@ -55,24 +58,58 @@ def history_picture(measurements: Measurements) -> Picture | None:
     with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
-            if _draw(axes, row, rates) and _BEYOND not in notes:
+            regressed = [
+                index
+                for index in row.nights
+                if (history.nights[index].allocation, row.point.configuration, row.point.gpus)
+                in measurements.regressed
+            ]
+            if _draw(axes, row, rates, regressed) and _BEYOND not in notes:
                 notes.insert(0, _BEYOND)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
-        last, dates = len(history.nights) - 1, history.names
+        last = len(history.nights) - 1
         onsets = [change.onset for row in shown for change in row.changes]
-        named: list[int] = []
-        for at in (*onsets, 0, last, last // 2):
-            if all(abs(at - other) >= max(1, 0.3 * last) for other in named):
-                named.append(at)
+        named = _named_nights(history.names, onsets)
         # The label of a change is to the right of it.
         width = _LABEL_WIDTH * len(history.nights)
         moments = [_moment(row, change) for row in shown for change in row.changes]
         margin = width / 4 + 0.5
         grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
-        grid[-1][0].set_xticks(named, [dates[index].replace(" ", "\n") for index in named])
+        labels = _tick_labels([history.names[index] for index in named])
+        grid[-1][0].set_xticks(named, labels, fontsize=_TICK_PT)
     return picture
+
+
+def regressed_rows(comparison: Comparison, results: Iterable[Results]) -> frozenset[JudgedRow]:
+    """Return the rows that a comparison calls regressed, on each night of the judged results."""
+    nights = {result.allocation_of(run) for result in results for run in result.runs}
+    lost = [entry for entry in comparison.entries if entry.verdict is Verdict.REGRESSED]
+    return frozenset((night, row.configuration, row.key.gpus) for night in nights for row in lost)
+
+
+def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
+    """Return the nights to name below the axis: the onsets first, then others if there is room."""
+    last, lines = len(names) - 1, [name[11:] or name for name in names]
+    if len({name[:10] for name in names}) > 1:
+        lines += [name[:10] for name in names]
+    least = max(1, _CHARACTER_WIDTH * max(map(len, lines)) * last)
+    named: list[int] = []
+    for at in (*onsets, 0, last, last // 2, *range(last)):
+        if all(abs(at - other) >= least for other in named):
+            named.append(at)
+    return sorted(named)
+
+
+def _tick_labels(names: Sequence[str]) -> list[str]:
+    """Return labels without a date that the label before has: `14:13` above `2026-09-21`."""
+    labels, before = [], ""
+    for name in names:
+        date, rest = name[:10], name[11:]
+        labels.append("\n".join(filter(None, (rest, "" if date == before else date))))
+        before = date
+    return labels
 
 
 def _notes(history: History) -> Iterator[str]:
@@ -87,7 +124,12 @@ def _notes(history: History) -> Iterator[str]:
         yield f"left out: {', '.join(history.left_out)}"
 
 
-def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> bool:
+def _draw(
+    axes: Axes,
+    row: RowHistory,
+    rates: Sequence[Mapping[PointKey, Estimate]],
+    regressed: Sequence[int],
+) -> bool:
     """Draw a row's nightly throughput, and a horizontal line at the median of each level.
 
     Return True if an outlying night is beyond the axis; it is drawn at the edge, with a label.
@@ -101,7 +143,10 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
         rate = statistics.median(nights[index].value for index in level)
         level_rates |= dict.fromkeys(level, rate)
         if end < len(row.nights) or not (row.is_unclear or row.nights_missing):
-            ends, label = [level[0], level[-1]], "level"
+            # A night that regressed is on no level yet, unless the level itself is the loss.
+            is_apart = row.stands_out or row.recent_loss is None
+            on_level = [at for at in level if not (is_apart and at in regressed)] or level
+            ends, label = [on_level[0], on_level[-1]], "level"
             axes.plot(ends, [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label=label)
     # With one distant night on the axis, all levels would look like one line.
     usual = [index for index in row.nights if index not in row.outlying]
@@ -113,9 +158,10 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     ]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
-    for label, face, indices in (
-        ("night", _COLOR, usual),
-        ("outlying night", SURFACE, row.outlying),
+    for label, (color, face, marker, size), indices in (
+        ("night", (_COLOR, _COLOR, "o", 3.5), [at for at in usual if at not in regressed]),
+        ("outlying night", (_COLOR, SURFACE, "o", 3.5), [*{*row.outlying}.difference(regressed)]),
+        ("REGRESSED", (_LOSS_COLOR, _LOSS_COLOR, "X", 6), regressed),
     ):
         # A line without points would extend to the figure's corner and narrow the rest.
         if indices:
@@ -124,9 +170,9 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
                 [min(max(nights[index].value, low), high) for index in indices],
                 clip_on=False,
                 linestyle="none",
-                marker="o",
-                markersize=3.5,
-                color=_COLOR,
+                marker=marker,
+                markersize=size,
+                color=color,
                 markerfacecolor=face,
                 label=label,
             )

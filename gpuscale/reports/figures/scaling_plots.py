@@ -62,6 +62,14 @@ class _Curve:
         figure = self.points[0].figure
         return _TIMED["epoch" if figure is None or figure.timed is None else figure.timed]
 
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Size of the epoch whose times the curve has; None if unknown."""
+        for point in self.points:
+            if point.epoch_s and point.samples_per_s:
+                return round(point.epoch_s * point.samples_per_s.value)
+        return None
+
     def values(self, quantity: Quantity) -> dict[int, Estimate]:
         """Return the known values of a quantity, keyed by number of GPUs."""
         found = {point.gpus: _value(point, quantity) for point in self.points}
@@ -160,22 +168,27 @@ def _draw(
         axes.set_axis_off()
         return
     label, scale = "throughput (samples/s)" if quantity == "throughput" else "speedup", 1.0
+    scale_text = "log scale"
     if quantity == "time":
         # Times of different scope, such as an epoch and a job, must not share an axis.
         known = [curve for curve in known if curve.timed == known[0].timed]
         longest_s = max(each.value for curve in known for each in curve.values(quantity).values())
         unit, unit_s = next((each for each in _LONG_UNITS if longest_s >= 2 * each[1]), ("s", 1))
         label, scale = f"{known[0].timed} ({unit})", 1 / unit_s
+        if samples := known[0].samples_per_epoch:
+            scale_text = f"{samples:,} samples, log scale"
     for place, curve in enumerate(known):
         factor = _APART ** (place - (len(known) - 1) / 2)
         values = {gpus: each.scaled(scale) for gpus, each in curve.values(quantity).items()}
         _draw_curve(axes, curve, values, styles[curve.label], factor)
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     if quantity == "speedup":
-        ends = (1, counts[-1])
-        axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label="ideal")
+        ends, middle = (1, counts[-1]), math.sqrt(counts[-1])
+        axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (6, 3)))
+        # In the legend, it could take a further line, which would make this plot the lowest.
+        axes.text(middle, middle, "ideal ", ha="right", va="bottom", fontsize=6.5)
     axes.set_xlabel(f"{device_word(curves[0].configuration.device)}s (log scale)")
-    axes.set_ylabel(f"{label}\nlog scale")
+    axes.set_ylabel(f"{label}\n{scale_text}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.margins(0.1)

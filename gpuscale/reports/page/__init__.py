@@ -1,7 +1,7 @@
 """HTML pages: their sections, tables and notes, rendering, and the index of nightly runs."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,16 +10,22 @@ from urllib.parse import quote
 
 from gpuscale import __version__
 from gpuscale.analysis.history import History
-from gpuscale.analysis.nights import began, date_texts
+from gpuscale.analysis.nights import began
 from gpuscale.base.errors import ExitCode, FileError, require_packages
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
-from gpuscale.store.campaign_folders import NIGHT_TEXT, NightRecord, read_headline, read_night
-from gpuscale.store.files import write_report
-from gpuscale.store.results import read_beginning
+from gpuscale.store.campaign_folders import (
+    NIGHT_JSON,
+    NIGHT_TEXT,
+    NightRecord,
+    read_brief,
+    read_night,
+)
+from gpuscale.store.files import is_night_folder, write_report
+from gpuscale.store.results import RESULTS, read_beginning
 
 _BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
 TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
@@ -120,58 +126,43 @@ _LINKED = (PAGE, "comparison.txt", NIGHT_TEXT)
 """Files of a nightly run to which the index may link; it uses the first that exists."""
 
 
+def has_index(folder: Path) -> bool:
+    """True if a folder has nightly runs and an index page of them."""
+    return (folder / INDEX).is_file() and any(folder.glob(f"*/{NIGHT_JSON}"))
+
+
 def write_index(folder: Path) -> None:
     """Atomically rewrite the index page of a folder of nightly runs."""
-    lines = list(_lines(folder))
-    nights = Table(
-        caption=f"{counted(len(lines), 'night')}, the latest first",
-        rows=lines,
-        words=frozenset(("verdict", "job", "host")),
+    nights = [path for path in folder.iterdir() if path.is_dir() and is_night_folder(path.name)]
+    found = sorted(map(_night_in, nights), key=lambda each: each[0], reverse=True)
+    table = Table(
+        caption=f"{counted(len(found), 'night')}, the latest first",
+        rows=[cells for _, cells in found],
+        words=frozenset(("verdict", "host")),
     )
-    section = Section(title="", tables=[nights])
+    section = Section(title="", tables=[table])
     html = rendered([section], title=f"Nights of {folder.name}", place="Scaling")
     write_report(folder / INDEX, html)
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Cell]]:
-    """Yield the rows of the index, the latest nightly run first."""
-    nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
-    found = sorted(map(_night_in, nights), key=lambda each: each[0], reverse=True)
-    dates = date_texts([moment for moment, *_ in found])
-    for (_, night, record, reason), date in zip(found, dates, strict=True):
-        code = "" if record.exit is None else str(record.exit)
-        linked = next((name for name in _LINKED if (night / name).exists()), None)
-        lost = _lost_text(night) if record.exit == ExitCode.REGRESSED else ""
-        below = "; ".join(filter(None, (lost, reason and f"left out: {reason}")))
-        # What to do about a night without a verdict is no news once later nights follow.
-        said = re.sub(r"(?<=not judged yet): .*", "", record.night)
-        yield {
-            "date": Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            "verdict": Cell(said, below, TONES.get(record.exit, "doubt")),
-            "exit": Cell(code),
-            "job": Cell(night.name.partition("_")[2]),
-            "host": Cell(record.host or ""),
-        }
-
-
-def _lost_text(night: Path) -> str:
-    """Return a night's loss and its cause, `2 of 2 rows: …`, without intervals and shares."""
-    headline = read_headline(night)
-    texts = (next(iter(headline.values()), ""), headline.get("cause", "").rpartition("; ")[0])
-    return re.sub(r" (\[.*?\]|\(.*?\))", "", "; ".join(filter(None, texts)))
-
-
-def _night_in(night: Path) -> tuple[datetime, Path, NightRecord, str]:
-    """Return a night's start, folder, record, and reason for being left out (empty if it is not).
+def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
+    """Return the start of the night in a folder, and its row of the index.
 
     Without results, the start is that of the record, or else the date in the folder's name.
     """
-    record = read_night(night)
+    record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
     try:
-        results = read_beginning(night / "results.jsonl")
-        moment, reason = began(results), results.left_out or ""
+        results = read_beginning(night / RESULTS)
+        moment, reason = began(results), results.left_out
     except FileError:
-        text = (record and record.started) or night.name[:10]
-        moment, reason = datetime.fromisoformat(text).astimezone(UTC), ""
-    unknown = NightRecord(night="no record: it still runs, or was ended")
-    return moment, night, record or unknown, reason
+        moment = datetime.fromisoformat(record.started or night.name[:10]).astimezone(UTC)
+        reason = None
+    brief = "" if record.exit == ExitCode.OK else read_brief(night)
+    below = "; ".join(filter(None, (brief, reason and f"left out: {reason}")))
+    linked = next((name for name in _LINKED if (night / name).exists()), None)
+    return moment, {
+        "night": Cell(night.name, link=f"{quote(night.name)}/{linked}" if linked else ""),
+        "verdict": Cell(record.night, below, TONES.get(record.exit, "doubt")),
+        "exit": Cell("" if record.exit is None else str(record.exit)),
+        "host": Cell(record.host or ""),
+    }

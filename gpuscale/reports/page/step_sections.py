@@ -9,6 +9,7 @@ from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell
 from gpuscale.reports.figures import FIGURES
+from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.page import Section, Subject, Table, without_unknown
 from gpuscale.reports.show.step_parts import (
@@ -59,7 +60,10 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     places = {case: place for place, case in enumerate(cases)}
     # A figure has room for the first few cases only.
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
-    drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
+    judged = subject.view and regressed_rows(subject.view.comparison, subject.results)
+    drawn = Measurements(
+        runs=runs, baseline=subject.baseline, history=subject.history, regressed=judged or ()
+    )
     made = (FIGURES[name](drawn) for name in names)
     return [svg_of(picture) for picture in made if picture is not None]
 
