@@ -275,6 +275,10 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
     assert not comes_in_bursts(stretch(*[line * 1e-2 for line in range(500)]), -1.0)
     # Two lines of each step, such as of two ranks.
     assert not comes_in_bursts(stretch(*[line // 2 * 0.01 for line in range(500)]), -1.0)
+    # Two bursts of 1.9 ms each: more than a twentieth of 70 ms, and less than one of a second.
+    two = stretch(0.01, 0.0119, 0.068, 0.0699)
+    assert not comes_in_bursts(two, 0.0)
+    assert comes_in_bursts(two, -1.0)
     # From the last line of a burst to the first of the next: 49 ms are no pause, 51 ms are.
     for pause_s, is_pause in ((0.049, False), (0.051, True)):
         pairs = [n * (0.0015 + pause_s) + line * 0.0015 for n in range(9) for line in range(2)]

@@ -52,15 +52,16 @@ def time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("marked_every", [1, 2, 3, 10])
+@pytest.mark.parametrize("steps", [1, 7])
 def test_phases_of_marked_steps_stand_for_all_of_the_window(
-    time: MadeTime, marked_every: int, device: str
+    time: MadeTime, steps: int, marked_every: int, device: str
 ) -> None:
     clock = PhaseClock(torch.device(device))
     # Whatever lies between two windows belongs to none.
     for _ in range(2):
         time.now_s += 100
         clock.begin(marked_every)
-        for _ in range(7):
+        for _ in range(steps):
             clock.begin_step()
             for phase, spent_s in SPENT_S.items():
                 time.now_s += spent_s
@@ -68,7 +69,7 @@ def test_phases_of_marked_steps_stand_for_all_of_the_window(
     assert all(isinstance(mark, MadeEvent) is (device == "cuda") for mark, _ in clock._marks)
     found = clock.phases()
     assert [found.data_s, found.h2d_s, found.forward_s, found.backward_s, found.optimizer_s] == (
-        pytest.approx([7 * spent_s for spent_s in SPENT_S.values()])
+        pytest.approx([steps * spent_s for spent_s in SPENT_S.values()])
     )
 
 
