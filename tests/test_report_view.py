@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import CNN
-from builders.comparisons import ALL_REDUCE, comparison, entry, of_each_verdict, view
+from builders.comparisons import ALL_REDUCE, PEAK_MEMORY, comparison, entry, of_each_verdict, view
 from changing import replace
 from wcwidth import wcswidth
 
@@ -19,13 +19,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.cause import (
-    CauseKind,
-    DeviceSymptom,
-    LostMetric,
-    PhaseChange,
-    Remedy,
-)
+from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
 from gpuscale.reports.cause_words import (
     NEXT_STEPS,
     NOT_ESTABLISHED,
@@ -121,7 +115,7 @@ EVERYTHING = replace(
         PhaseChange(name="forward", before_s=0.01, after_s=0.02),
         DeviceSymptom(kind=CauseKind.NVLINK, uuid="A", host=None, counter="nvlink_errors", now=79),
         EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
-        LostMetric("peak_memory_bytes"),
+        PEAK_MEMORY,
     ),
 )
 

@@ -5,6 +5,7 @@ from enum import StrEnum, auto
 import msgspec
 
 from gpuscale.records.environment import EnvironmentChange
+from gpuscale.records.metrics import MetricSpec
 from gpuscale.records.probes import Probe
 from gpuscale.records.scaling import Estimate
 
@@ -77,12 +78,6 @@ class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
     """True if the counter may have grown by more than `now`."""
 
 
-class LostMetric(msgspec.Struct, frozen=True):
-    """A metric that got worse although the step time did not."""
-
-    name: str
-
-
 class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
     """Change in a probe's rate relative to a reference; a lower rate confirms the cause."""
 
@@ -95,7 +90,8 @@ class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
     """`BASELINE` if compared with the same device in the baseline, otherwise `OTHER_GPUS`."""
 
 
-Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | EnvironmentChange | LostMetric
+Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | EnvironmentChange | MetricSpec
+"""A fact that supports a cause; a metric is one that got worse although the step time did not."""
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,14 +5,13 @@ from typing import TypeVar
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_bytes, significant, whole_percent
-from gpuscale.records import METRICS_BY_NAME, EnvironmentChange, Probe
+from gpuscale.records import EnvironmentChange, MetricSpec, Probe
 from gpuscale.records.cause import (
     LINKS,
     Cause,
     CauseKind,
     ComparedWith,
     DeviceSymptom,
-    LostMetric,
     PhaseChange,
     PortSymptom,
     ProbeChange,
@@ -182,7 +181,7 @@ def _clocks_without_phases(cause: Cause, *_: str) -> tuple[str, str]:
 
 
 def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
-    lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
+    lost = " and ".join(metric.words for metric in _of_type(MetricSpec, cause))
     return cause.kind, f"the step times do not explain why {lost} got worse"
 
 

@@ -19,7 +19,6 @@ from gpuscale.records.cause import (
     LINKS,
     Cause,
     CauseKind,
-    LostMetric,
     PhaseChange,
     PortSymptom,
     Remedy,
@@ -196,7 +195,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
     if any(cause.lost_s is not None or cause.kind is CauseKind.CLOCKS for cause in named):
         return
     entry, point = row.entry, row.point
-    lost = [LostMetric(metric.metric.name) for metric in entry.metrics if metric.verdict.is_loss]
+    lost = [metric.metric for metric in entry.metrics if metric.verdict.is_loss]
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before or not point.after:
@@ -269,7 +268,7 @@ def published_figures() -> Cause:
     return _open("published_figures", Remedy("record_own"))
 
 
-def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange] = ()) -> Cause:
+def _open(code: str, remedy: Remedy, evidence: Sequence[MetricSpec | PhaseChange] = ()) -> Cause:
     return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
 
 
