@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from builders import baseline, measured, phased_run, phases, results
-from builders.comparisons import comparison, headline, noisy
+from builders.comparisons import comparison, entry, headline, noisy
 from builders.nights import Fault, Night, results_of_night, write_night
 from changing import replace
 from statements import codes_in, facts_of, known
@@ -27,7 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.rows import smallest_losses
+from gpuscale.reports.comparison.rows import losses_found
 from gpuscale.reports.phrases import change_text
 from gpuscale.reports.show.step_parts import budget_findings
 from gpuscale.store.files import write_baseline
@@ -100,7 +100,8 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     assert [rough_percent(part) for part in (0.997, 1.0, 11.0)] == [
         *("99.7 %", "100 %", "over 1000 %")
     ]
-    assert smallest_losses(0.04, 0.7) == (
+    found = (replace(entry(Verdict.OK), minimum_detectable_loss=loss) for loss in (0.7, 0.04, None))
+    assert losses_found(found) == (
         "a loss of 4.0 % to more than half (by row) would be found in 19 of 20 nights"
     )
 

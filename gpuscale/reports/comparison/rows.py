@@ -170,12 +170,9 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    loss = entry.minimum_detectable_loss
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
     # The detectable loss is one of throughput, which says nothing beside a change of E.
-    if loss is None or (of_speedup and "ok_bound" in entry.reason.facts):
-        return ""
-    return smallest_losses(loss)
+    return "" if of_speedup and "ok_bound" in entry.reason.facts else losses_found([entry])
 
 
 def _allowed(reason: Statement) -> str:
@@ -225,17 +222,11 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     return phrases.enumerated(phrases.row_texts(named, rows[0].entry.device, _NAMED_SUBJECTS))
 
 
-def losses_found(rows: Iterable[Row]) -> str:
-    """Describe the smallest detectable losses of rows: `a loss of 2.3 % …`; empty if unknown."""
-    losses = (row.entry.minimum_detectable_loss for row in rows)
-    return smallest_losses(*(loss for loss in losses if loss is not None))
-
-
-def smallest_losses(*losses: float) -> str:
-    """Describe the detectable losses: `a loss of 2.3 % to 6.3 % (by row) would be found …`."""
-    texts = [
-        "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
-    ]
+def losses_found(entries: Iterable[EntryVerdict]) -> str:
+    """Describe the smallest detectable losses, `a loss of 2.3 % to 6.3 % (by row) …`, if known."""
+    losses = (entry.minimum_detectable_loss for entry in entries)
+    known = sorted(loss for loss in losses if loss is not None)
+    texts = ["more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in known]
     if not texts:
         return ""
     by_row = " (by row)" if texts[0] != texts[-1] else ""

@@ -132,7 +132,7 @@ def _legend(rows: Sequence[Row]) -> str:
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    parts.append(losses_found(row for row in rows if row.entry.verdict.is_pass))
+    parts.append(losses_found(row.entry for row in rows if row.entry.verdict.is_pass))
     return "; ".join(filter(None, parts))
 
 
@@ -162,7 +162,8 @@ def markdown(view: View) -> str:
     notes = [f"- {_plain(note)}" for note in view.notes]
     blocks.append("\n".join(_first(notes, _MOST_NOTES, "more note")))
     if fine := [row for row in rows if row.entry.verdict.is_pass]:
-        folded = "\n\n".join(filter(None, (*_markdown_table(fine), losses_found(fine))))
+        found = losses_found(row.entry for row in fine)
+        folded = "\n\n".join(filter(None, (*_markdown_table(fine), found)))
         summary = f"{counted(len(fine), 'row')} without a loss"
         blocks.append(f"<details><summary>{summary}</summary>\n\n{folded}\n\n</details>")
     return "\n\n".join(filter(None, blocks))

@@ -83,7 +83,7 @@ def _compared(view: View) -> Section:
         rows=named_on(devices, map(_compared_row, view.ranked)),
         words=frozenset(("verdict", "change", "because")),
     )
-    passed = [row for row in view.ranked if row.entry.verdict is Verdict.OK]
+    passed = (row.entry for row in view.ranked if row.entry.verdict is Verdict.OK)
     legend = (
         f"E: efficiency, the speedup over the number of {device_word(devices[0])}s; 1 is ideal",
         "change: of what the verdict rests on, with its 95 % interval",
