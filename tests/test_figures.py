@@ -18,6 +18,7 @@ from builders import (
     run,
 )
 from changing import replace
+from command_line import refusal
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
@@ -161,10 +162,11 @@ def test_plot_names_machine_and_date_and_rows_whose_runs_failed(
     assert capsys.readouterr().err == f"gpuscale: {said}\n"
     for text in (said, "measured: 2023-11-14, ", "baseline some: 2023-11-14, "):
         assert text in picture.read_text(), text
-    assert main(["plot", none, "-o", str(picture)]) == 2
-    assert "no run gave a number; 'gpuscale show' says why" in capsys.readouterr().err
-    assert main(["plot", some, "--baseline", other, "-o", str(picture)]) == 2
-    assert "has none of the rows to draw; leave out --baseline" in capsys.readouterr().err
+    for words, refused in (
+        ((none,), "no run gave a number; 'gpuscale show' says why"),
+        ((some, "--baseline", other), "has none of the rows to draw; leave out --baseline"),
+    ):
+        assert refused in refusal("plot", *words, "-o", picture)
 
 
 def test_a_strategy_has_one_colour_in_every_picture() -> None:
@@ -378,7 +380,7 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
     assert legend.get_window_extent().x1 <= picture.figure.bbox.x1
 
 
-def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "now.jsonl"
     file.write_text(results_text(results(*measured())))
     faulty = tmp_path / "faulty.jsonl"
@@ -397,9 +399,5 @@ def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
-        assert main(["plot", *map(str, arguments)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert len(printed.err.splitlines()) == 1
-        assert said in printed.err
+        assert said in refusal("plot", *arguments)
     assert {*tmp_path.iterdir()} == {file, faulty, command}

@@ -125,10 +125,6 @@ def with_fault(**changes: object) -> tuple[Night]:
     return now(fault=Fault(**changes))  # type: ignore[arg-type] # any field of a fault
 
 
-def in_environment(**changes: object) -> tuple[Night]:
-    return now(environment=changes, fault=Fault(computing=1.1))
-
-
 def then(**changes: object) -> Callable[[], Baseline]:
     return lambda: baseline_of(replace(THEN, **changes))
 
@@ -166,12 +162,15 @@ SCENARIOS: Mapping[str, Scenario] = {
         with_fault(communication_s=0.020, ecc_uncorrected=2, device=3), formats=JSON
     ),
     "environment": Scenario(
-        in_environment(
-            host="node7",
-            torch_version="2.12.0",
-            driver_version="580.95.05",
-            variables={"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
-            packages={"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
+        now(
+            fault=Fault(computing=1.1),
+            environment={
+                "host": "node7",
+                "torch_version": "2.12.0",
+                "driver_version": "580.95.05",
+                "variables": {"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
+                "packages": {"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
+            },
         ),
         baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
         formats=JSON,
