@@ -6,14 +6,8 @@ from pathlib import Path
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
+from gpuscale.cli import inputs
 from gpuscale.cli.compare import open_verdict
-from gpuscale.cli.inputs import (
-    add_selection,
-    read_nights,
-    say,
-    validate_choice,
-    without_collecting,
-)
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -23,16 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show when rows changed over the nights, and what else changed then."
     text = f"results files, or folders of them (default: {RESULTS_FOLDER})"
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
-    add_selection(parser, "show")
+    inputs.add_selection(parser, "show")
 
 
-@without_collecting()
+@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
-    nights = read_nights(arguments.paths or [RESULTS_FOLDER])
-    validate_choice(nights, arguments)
+    nights = inputs.read_nights(arguments.paths or [RESULTS_FOLDER])
+    inputs.validate_choice(nights, arguments)
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
     view = open_verdict(nights, history, arguments)
     judged = None if view is None else view.headline[0]
-    say(render(history, Screen.of(sys.stdout), judged))
+    inputs.say(render(history, Screen.of(sys.stdout), judged))
     return ExitCode.OK

@@ -5,14 +5,7 @@ import sys
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import (
-    add_selection,
-    newest_input,
-    read_content,
-    say,
-    selected,
-    validate_choice,
-)
+from gpuscale.cli import inputs
 from gpuscale.records import Results
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.show import Shown
@@ -23,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print a results or baseline file as a table."
     text = "results or baseline file (default: the newest in .gpuscale/results)"
     parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
-    add_selection(parser, "show")
+    inputs.add_selection(parser, "show")
     text = "the phases of a step instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)
     text = ", ".join(f"{name} ({each.purpose})" for name, each in SHOWN_FORMATS.items())
@@ -33,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    path = arguments.file or newest_input()
-    content = read_content(path)
-    validate_choice([content], arguments)
+    path = arguments.file or inputs.newest_input()
+    content = inputs.read_content(path)
+    inputs.validate_choice([content], arguments)
     shown = Shown(
-        content=selected(content, arguments.case, arguments.gpus),
+        content=inputs.selected(content, arguments.case, arguments.gpus),
         path=path,
         steps=arguments.steps,
         phases=arguments.phases,
@@ -47,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     if shown.phases and (arguments.format != "text" or shown.steps is not None):
         raise UsageError("--phases prints text only; leave out --format and --steps")
-    say(SHOWN_FORMATS[arguments.format].render(shown))
+    inputs.say(SHOWN_FORMATS[arguments.format].render(shown))
     return ExitCode.OK
 
 
