@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable
 
 import pytest
-from builders import request
+from builders import COMMAND, request
+from changing import replace
 from statements import known
 
 from gpuscale.measure.worker.log_reader import LogReader
 from gpuscale.measure.worker.output import CommandError, Line, _Pipe
 from gpuscale.measure.worker.windows import Point, Series, Windows, comes_in_bursts, windows_of
 from gpuscale.records import TimingPlan
-from gpuscale.records.request import CommandRequest
 from gpuscale.reports.screen import progress_text
 from gpuscale.workload.log_formats import FORMATS
 from gpuscale.workload.log_lines import Mark, by_regex
@@ -23,14 +23,7 @@ def reader_of(
     log_format: str | None, lines: Iterable[tuple[float, str]], *, gpus: int = 1
 ) -> LogReader:
     """Return a reader that has read these lines, given with their arrival times in seconds."""
-    command = CommandRequest(
-        words=("train",),
-        folder="/",
-        launch="once",
-        log_format=log_format,
-        step_regex=None,
-        batch_from_output=False,
-    )
+    command = replace(COMMAND, log_format=log_format)
     asked = request(command=command, timing=TIMING, gpus=gpus)
     reader = LogReader(asked)
     reader.take([Line("the command", text, at_s) for at_s, text in lines])

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from builders import request
+from builders import COMMAND, request
 from changing import replace
 from statements import known
 
@@ -15,14 +15,6 @@ from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.request import CommandRequest
 
 TIMING = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_seconds=20.0)
-COMMAND = CommandRequest(
-    words=("train",),
-    folder="/",
-    launch="once",
-    log_format=None,
-    step_regex=None,
-    batch_from_output=False,
-)
 
 
 def reader(*, command: CommandRequest = COMMAND, gpus: int = 1, **asked: Any) -> LogReader:

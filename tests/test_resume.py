@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from builders import CNN, environment, measured, request
+from builders import CNN, COMMAND, environment, measured, request
 from builders import run as made
 from changing import replace
 from test_store import refusal
@@ -26,7 +26,6 @@ from gpuscale.plugin.results_file import (
     with_printed,
 )
 from gpuscale.records import Environment, GpuDevice, RunRequest
-from gpuscale.records.request import CommandRequest
 from gpuscale.store.results import ResultsWriter, ResumedResults, read_results
 
 HERE = Path("night.jsonl")
@@ -177,14 +176,7 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
 def test_a_command_has_the_batch_that_an_earlier_run_printed(
     batch_from_output: bool, batch: int | None
 ) -> None:
-    command = CommandRequest(
-        words=("train",),
-        folder="/",
-        launch="once",
-        log_format=None,
-        step_regex=None,
-        batch_from_output=batch_from_output,
-    )
+    command = replace(COMMAND, batch_from_output=batch_from_output)
     failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
     earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))
     asked = request(command=command, batch_per_gpu=None)
@@ -277,14 +269,8 @@ def test_the_content_of_cases_and_of_the_scripts_of_commands_is_recorded(tmp_pat
     for name in ("test_case.py", "train.py", "job.sh", "data.bin"):
         (tmp_path / name).write_text(name)
     recorder = Recorder(environment(), parse_options({"gpus": "1"}), folder=tmp_path)
-    command = CommandRequest(
-        words=("sh", "job.sh", "train.py", "absent.py", "data.bin", "x" * 5000 + ".py"),
-        folder=str(tmp_path),
-        launch="once",
-        log_format=None,
-        step_regex=None,
-        batch_from_output=True,
-    )
+    words = ("sh", "job.sh", "train.py", "absent.py", "data.bin", "x" * 5000 + ".py")
+    command = replace(COMMAND, words=words, folder=str(tmp_path))
     of_case = request(case_file=str(tmp_path / "test_case.py"))
     recorder.add_scripts([of_case, request(command=command)])
     assert recorder.environment.scripts == {

@@ -30,6 +30,7 @@ from gpuscale.records import (
     without_windows,
 )
 from gpuscale.records.record import to_json
+from gpuscale.records.request import CommandRequest
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store.file_formats import encode_header
@@ -48,6 +49,14 @@ CNN = Configuration(
 )
 SHAPE = (1, 28, 28)
 BATCH = 128
+COMMAND = CommandRequest(
+    words=("train",),
+    folder="/",
+    launch="once",
+    log_format=None,
+    step_regex=None,
+    batch_from_output=False,
+)
 Made = dict[str, Any]
 """Arguments of `run` that say what was measured."""
 

@@ -207,7 +207,10 @@ def _run(
     common = (1 + noise.gauss(0, deviation)) / night.faster
     processes = 1 if configuration.strategy == "dp" else gpus
     own = [
-        own_phases(_fault_of(night, fault, rank, index)).scaled(common) for rank in range(processes)
+        own_phases(fault if fault.hits(rank, _device_of(night, rank, index)) else WELL).scaled(
+            common
+        )
+        for rank in range(processes)
     ]
     exposed_s = (EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0
     slowest = max(own, key=lambda phases: phases.total_s)
@@ -254,10 +257,6 @@ def _run(
 def _device_of(night: Night, rank: int, index: int) -> int:
     """Index of a rank's device on its node; successive runs take the next one."""
     return (rank + index - 1) % night.gpus_per_node
-
-
-def _fault_of(night: Night, fault: Fault, rank: int, index: int) -> Fault:
-    return fault if fault.hits(rank, _device_of(night, rank, index)) else WELL
 
 
 def own_phases(fault: Fault) -> Phases:
