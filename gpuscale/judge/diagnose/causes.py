@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, stragglers_of
+from gpuscale.judge.diagnose.step_parts import (
+    Part,
+    PartChange,
+    Step,
+    most_slowed_phase,
+    stragglers_of,
+)
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import (
@@ -27,8 +33,6 @@ from gpuscale.records.environment_diff import environment_changes, host_changes,
 from gpuscale.records.verdict import Finding
 
 _ENOUGH_RUNS = 3
-_OTHER_PHASES = 0.2
-"""A phase is named if all others together have at most this share of the lost computing time."""
 _LEAST_LAG = 0.02
 """Smallest increase in skew, as a fraction of the step time, that an inconclusive row reports."""
 
@@ -54,8 +58,8 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
 
 def data(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of time lost in data loading: late batches or slow copies."""
-    waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
-    copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
+    waiting = row.phase("waiting", lambda rank: rank.phases.data_s)
+    copying = row.phase("copying", lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
     links = [s for s in row.symptoms if is_copy and s.kind is CauseKind.PCIE]
     return Cause(
@@ -73,12 +77,12 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
     phases = (
-        _phase("forward", row, lambda rank: rank.phases.forward_s),
-        _phase("backward", row, lambda rank: rank.backward_s),
-        _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
+        row.phase("forward", lambda rank: rank.phases.forward_s),
+        row.phase("backward", lambda rank: rank.backward_s),
+        row.phase("optimizer", lambda rank: rank.phases.optimizer_s),
     )
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
-    phase, is_uneven = (None, False) if clocks or inside else _most_slowed_phase(phases, change)
+    phase, is_uneven = (None, False) if clocks or inside else most_slowed_phase(phases, change)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
@@ -87,23 +91,6 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         evidence=(*phases, *clocks),
         remedy=Remedy("script") if is_uneven else look_at_devices(row, row.hosts),
     )
-
-
-def _most_slowed_phase(
-    phases: Sequence[PhaseChange], change: PartChange
-) -> tuple[str | None, bool]:
-    """Return the phase with most of the loss, and whether an even slowdown is ruled out.
-
-    The phase is None if no single phase has most of the loss. An even slowdown would prolong each
-    phase in proportion to its duration, and all of them together by at least the loss minus noise.
-    """
-    grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
-    most = max(phases, key=lambda phase: grown_s[phase.name])
-    lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
-    others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
-    if others_s > _OTHER_PHASES * lost_s:
-        return None, False
-    return most.name, others_s * before_s < (lost_s - change.noise_s) * (before_s - most.before_s)
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
@@ -270,15 +257,6 @@ def published_figures() -> Cause:
 
 def _open(code: str, remedy: Remedy, evidence: Sequence[MetricSpec | PhaseChange] = ()) -> Cause:
     return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
-
-
-def _phase(name: str, row: RowEvidence, seconds: Callable[[Rank], float]) -> PhaseChange:
-    """Return the median rank's time per step in one phase on both sides, averaged over runs."""
-    before_s, after_s = (
-        statistics.fmean(seconds(step.median) for step in steps)
-        for steps in (row.point.before, row.point.after)
-    )
-    return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
 
 OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {

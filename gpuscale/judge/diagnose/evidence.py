@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
 from gpuscale.base.grouping import by_key
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Step, changes_of, step_of
+from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, changes_of, step_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -23,7 +23,7 @@ from gpuscale.records import (
     Probe,
     Run,
 )
-from gpuscale.records.cause import ComparedWith, DeviceSymptom, Onset, ProbeChange
+from gpuscale.records.cause import ComparedWith, DeviceSymptom, Onset, PhaseChange, ProbeChange
 from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
@@ -97,6 +97,14 @@ class RowEvidence:
     def hosts(self) -> tuple[str, ...]:
         """The hosts used in the results."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
+
+    def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
+        """Return the median rank's time per step in one phase on both sides, averaged over runs."""
+        before_s, after_s = (
+            statistics.fmean(seconds(step.median) for step in steps)
+            for steps in (self.point.before, self.point.after)
+        )
+        return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
 
 def points_of(

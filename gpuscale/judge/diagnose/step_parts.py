@@ -21,7 +21,7 @@ from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
 from gpuscale.analysis.probabilities import t_quantile
 from gpuscale.records import Phases, Run
-from gpuscale.records.cause import Cause, CauseKind
+from gpuscale.records.cause import Cause, CauseKind, PhaseChange
 
 NAMED_SHARE = 0.1
 """Smallest share of the lost time for which a part of the step is named as a cause."""
@@ -31,6 +31,8 @@ _PRIOR_DF = 3.0
 """Weight of the step time's variance as the prior of a part's variance, in degrees of freedom."""
 _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
+_OTHER_PHASES = 0.2
+"""A phase is named if all others together have at most this share of the lost computing time."""
 _LAG_FRACTION = 0.5
 """A rank is a straggler in a run if it lags by at least this fraction of the skew."""
 _RUN_FRACTION = 2 / 3
@@ -214,6 +216,21 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
         Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
         Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
     }
+
+
+def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
+    """Return the phase with most of the loss, and whether an even slowdown is ruled out.
+
+    The phase is None if no single phase has most of the loss. An even slowdown would prolong each
+    phase in proportion to its duration, and all of them together by at least the loss minus noise.
+    """
+    grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
+    most = max(phases, key=lambda phase: grown_s[phase.name])
+    lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
+    others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
+    if others_s > _OTHER_PHASES * lost_s:
+        return None, False
+    return most.name, others_s * before_s < (lost_s - change.noise_s) * (before_s - most.before_s)
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
