@@ -247,6 +247,24 @@ def test_a_step_that_is_printed_twice_ends_with_its_first_line() -> None:
     ]
 
 
+def test_speeds_of_windows_are_their_median_without_those_that_cannot_be() -> None:
+    series = Series(shared=True)
+    assert series.latest == 0
+    for step in (5, 6):
+        series.add(Mark(step=step), step, step)
+    assert series.latest == 6
+    series.speeds = [
+        (1.0, 9.0),
+        (2.0, 0.5),
+        (3.0, 0.0),
+        (3.0, float("inf")),
+        (4.0, 0.6),
+        (5.0, 0.7),
+    ]
+    assert series.median_speed(1.0, 5.0) == 0.6
+    assert series.median_speed(1.0, 4.9) is None
+
+
 def test_the_loop_that_takes_longest_is_the_training() -> None:
     series = told(*range(100), total_steps=100)
     for second in range(20):
@@ -272,6 +290,8 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
     two = stretch(0.01, 0.0119, 0.068, 0.0699)
     assert not comes_in_bursts(two, 0.0)
     assert comes_in_bursts(two, -1.0)
+    # Of three, their pauses decide.
+    assert not comes_in_bursts(stretch(0.0, 0.0019, 0.0419, 0.0438, 0.0838, 0.0857), -1.0)
     # From the last line of a burst to the first of the next: 49 ms are no pause, 51 ms are.
     for pause_s, is_pause in ((0.049, False), (0.051, True)):
         pairs = [n * (0.0015 + pause_s) + line * 0.0015 for n in range(9) for line in range(2)]

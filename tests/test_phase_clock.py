@@ -87,6 +87,15 @@ def test_time_before_a_step_counts_where_the_step_before_it_is_marked_too(
     assert clock.phases().data_s == counted_s
 
 
+def test_every_step_is_marked_before_the_first_window(time: MadeTime) -> None:
+    clock = PhaseClock(torch.device("cpu"))
+    for spent_s in (1, 3):
+        clock.begin_step()
+        time.now_s += spent_s
+        clock.mark(Phase.DATA)
+    assert clock.phases().data_s == 4
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_window_without_steps_has_no_phases(time: MadeTime, device: str) -> None:
     clock = PhaseClock(torch.device(device))
