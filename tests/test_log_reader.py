@@ -208,6 +208,7 @@ def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
     assert windows.warmup_s == pytest.approx(1.0)
     assert windows.spans[0] == pytest.approx((101.0, 101.5))
     assert len(windows.spans) == (199 - 10) // 5
+    assert known(windows_of(told(*range(1000, 1200)).stretches, PLAN)).warmup_steps == 10
     # A window needs a second line after the warm-up.
     assert windows_of(told(*range(10)).stretches, PLAN) is None
     assert windows_of(told(*range(11)).stretches, PLAN) is None

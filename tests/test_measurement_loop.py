@@ -163,6 +163,9 @@ def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: M
     step_time_s, steps = warm_up(as_training(clock, Peers(2)), timing, ignore)
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
+    # A plan without steps needs one for the pace.
+    _, steps = warm_up(as_training(clock), replace(PLAN, warmup_steps=0, warmup_s=0), ignore)
+    assert steps == 1 + 1
 
 
 def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
