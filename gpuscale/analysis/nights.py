@@ -254,10 +254,12 @@ def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | No
 def _slow_nights(
     apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
 ) -> Iterator[int]:
-    """Yield the nights of each series of at least 3 slow nights on a node.
+    """Yield every night that belongs to a series of at least 3 slow nights on a node.
 
-    `nights` are the nights on the node, out of `count`. A series is left out if too few nights
-    without the node follow its first or precede its last night: the whole machine may have changed.
+    `nights` are the nights on the node, among `count` nights; `apart` has their distances from the
+    nights around them, and `deviation` is that of nights elsewhere. A series counts only if there
+    are enough nights elsewhere after its first and before its last night: otherwise the whole
+    machine may have become slower.
     """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):

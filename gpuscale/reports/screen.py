@@ -200,8 +200,8 @@ def can_redraw(stream: TextIO) -> bool:
 def progress_text(what: str, done: int, total: int, room: int | None = None) -> str:
     """Return a progress bar with a count: `██████████░░░░░░░░░░ window 5/10`.
 
-    If `room`, in columns, is too small, the bar is shorter or omitted; the text is empty if not
-    even the words fit. Without a total, return the beginning of `what`.
+    If `room`, in columns, is too small, the bar is shortened or omitted; the text is empty if not
+    even `what` and the count fit. If `total` is 0 (unknown), return `what`, cut to `room`.
     """
     if not total:
         return what[:room]

@@ -60,7 +60,7 @@ class CommandCase(Case):
     """Samples per GPU in each step that the script counts; None if `global_batch` is set or the
     script prints the number."""
     global_batch: ClassVar[int | None] = None
-    """Samples over all GPUs in each counted step, if the same for any number of GPUs."""
+    """Samples over all GPUs in each counted step; None if they depend on the number of GPUs."""
     launch: ClassVar[Literal["plain", "torchrun", "per-rank", "per-node", "once"]] = "plain"
     log_format: ClassVar[str | None] = None
     """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""

@@ -246,10 +246,10 @@ def _rising(kind: _Kind) -> str:
 
 
 def _pattern(line: str, at: int, start: int | None = None) -> str:
-    """Return a pattern for the number at a position, with the fewest words before it; '' if none.
+    """Return the shortest regex that finds the number at `at` by the words before it, or ''.
 
-    It lets all other numbers vary, even the total in `219/500`, which may depend on the number of
-    ranks. It begins at the epoch if the line has one, else at `start` if given.
+    All other numbers may vary, even the total in `219/500`, which may depend on the number of
+    ranks. The regex begins at the line's epoch if there is one, else at `start` if given.
     """
     words = [found.start() for found in re.finditer(r"\S+", line[:at])]
     epoch = EPOCH.search(line, 0, at)

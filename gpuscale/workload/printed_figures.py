@@ -114,7 +114,7 @@ _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
 def new_reader(figure: str) -> FigureReader:
-    """Return a parser for a known benchmark, or for `figure` as a regular expression."""
+    """Return a parser for the benchmark named `figure`, or for `figure` as a regular expression."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
         return known().figures
     pattern = re.compile(figure)

@@ -35,7 +35,7 @@ _LONGEST_MESSAGE = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Selection of the rows to judge; None selects all."""
+    """Selection of the rows to judge; a field that is None selects all."""
 
     cases: Collection[str] | None = None
     """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""

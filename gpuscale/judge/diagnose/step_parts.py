@@ -67,7 +67,7 @@ class Rank(NamedTuple):
 
     @property
     def computing_s(self) -> float:
-        """Seconds per step for which the rank computes: its pace without data loading."""
+        """Time the rank computes, in seconds per step: its pace minus its wait for data."""
         return self.pace_s - self.data_s
 
     @property

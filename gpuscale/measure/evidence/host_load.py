@@ -40,10 +40,10 @@ class LoadMeter:
     def load(
         self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
     ) -> HostLoad:
-        """Return the load since the meter's creation, with the number of processes on the GPUs.
+        """Return the host's load since the meter was created; `gpu_processes` is only passed on.
 
-        With `may_run_elsewhere`, the load is unknown if the family used almost no CPU time: a
-        daemon then started the processes that do the work, as with `srun` and `docker run`.
+        With `may_run_elsewhere`, the load is unknown if this family used almost no CPU time: a
+        daemon has probably started the workers, as with `srun` and `docker run`.
         """
         now = self._ticks(self._members())
         elapsed, busy, own = (
@@ -60,7 +60,7 @@ class LoadMeter:
         return {self._family, *descendants(self._family, self._root)}
 
     def _ticks(self, members: Collection[int]) -> tuple[int, int, int]:
-        """Return clock ticks of the CPUs: all, those in use, and those used by the family."""
+        """Return clock ticks of the CPUs: in total, while busy, and those used by `members`."""
         every = busy = own = 0
         for line in text_of(self._root / "proc/stat").splitlines():
             name, *counts = line.split()

@@ -146,8 +146,8 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 def _unreported(request: RunRequest, directory: RunDirectory, exited: Collection[int]) -> list[int]:
     """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
-    Ranks on a host with a known exit code are left out if others remain: the scheduler may have
-    ended the keeper on that host because of a failure on another host.
+    Ranks of hosts from which another rank's exit code is known are left out, unless none would
+    remain: the scheduler may have ended that host's keeper because of a failure on another host.
     """
     hosts = directory.host_of_ranks()
     unreported = [rank for rank in hosts if rank not in exited]

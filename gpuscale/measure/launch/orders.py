@@ -125,7 +125,7 @@ class Keepers:
             self._streams.append(cast("BinaryIO", stdin))
         self.started: dict[int, Answer] = {}
         self.output = ""
-        """Keepers' reasons for refusing to work, or else their log; empty while they are usable."""
+        """Why the keepers cannot start ranks: their errors, or their log; empty if they can."""
         self.is_usable = True
         """False once a keeper has been lost or may be broken: the next run needs new keepers."""
         self._lines: deque[bytes] = deque()

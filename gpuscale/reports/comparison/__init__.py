@@ -286,7 +286,7 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
 
 
 def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
-    """Return how to get more baseline runs, from another job and an idle host, with `maker`."""
+    """Return advice on adding runs to the baseline with `maker`, such as `pytest`."""
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])

@@ -100,9 +100,9 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(chosen: Sequence[Row], *, is_brief: bool = False) -> Iterator[str]:
-    """Yield a text on the loss for each finding, with a row count if there are several findings.
+    """Yield a description of the loss for each kind of finding, with its rows if kinds differ.
 
-    A brief text has no interval.
+    If `is_brief`, the confidence interval is omitted.
     """
     groups = by_key(
         ((row.entry.finding or row.quantity, phrases.rate_word(row.entry.configuration)), row)

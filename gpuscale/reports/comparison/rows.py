@@ -77,7 +77,7 @@ class Row:
     reason: str
     """Reason for the verdict in one plain sentence."""
     explanation: str
-    """Reason without the change and its interval, which tables show; may be empty."""
+    """Reason for the verdict, without the numbers that tables have columns for; may be empty."""
     short_reason: str
     """Cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None

@@ -113,7 +113,7 @@ def ranks(subject: Subject) -> Section | None:
 
 
 def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
-    """Return each row's slowest valid run, among runs in which the pace of a rank is known."""
+    """Return each row's slowest valid run, ignoring runs in which no rank recorded its pace."""
     found: dict[PointKey, Run] = {}
     for run in runs:
         if run.is_valid and any(rank.pace_s is not None for rank in run.ranks):

@@ -45,7 +45,7 @@ class _Measured(NamedTuple):
 
 
 def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
-    """Yield a session for each date in the only table of a text; raise one error for all problems.
+    """Yield a session for each date in a file's only table; raise one error for all its problems.
 
     Rows with the same case, strategy and number of GPUs are repetitions. Rows without a date get
     the file's modification time.
