@@ -32,6 +32,8 @@ _BAR_HEIGHT = 0.36
 """Height of a bar as a share of the space per bar; its label and small parts take the rest."""
 _LEAST_LABELLED = 0.06
 """Smallest part with room for its number, as a share of the longest bar."""
+_LEAST_SEEN = 0.005
+"""Smallest part that the legend explains, as a share of the longest bar."""
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
 _FILLS = {
     **dict.fromkeys(("communication", "bubble"), "#d55e00"),
@@ -149,6 +151,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         widths = [bar.parts.get(name, 0.0) for bar in bars]
         begins = [(gains if widths[at] < 0 else losses)[at] for at in places]
         fill = _FILLS.get(name, _LIGHT)
+        is_seen = max(map(abs, widths)) >= _LEAST_SEEN * longest
         boxes = axes.barh(
             places,
             widths,
@@ -157,7 +160,8 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
             color=fill,
             edgecolor=SURFACE,
             linewidth=0.6,
-            label=name,
+            # matplotlib's legend leaves out labels that begin with an underscore.
+            label=name if is_seen else f"_{name}",
         )
         axes.bar_label(
             boxes,
