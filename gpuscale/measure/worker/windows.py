@@ -132,10 +132,10 @@ def count_of(stretches: Sequence[Sequence[Point]]) -> int:
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
     """Divide the points after the warm-up into windows; None before the end of the warm-up."""
-    if not stretches:
+    if not stretches or (warmed_up := _after_warmup(stretches, timing)) is None:
         return None
-    left, warmup_steps, warmup_s = _after_warmup(stretches, timing)
-    left = [stretch for stretch in left if len(stretch) > 1]
+    rest, warmup_steps, warmup_s = warmed_up
+    left = [stretch for stretch in rest if len(stretch) > 1]
     if not left:
         return None
     stride = statistics.median_low(
@@ -151,8 +151,8 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
-) -> tuple[list[Sequence[Point]], int, float]:
-    """Return the points after the warm-up, if it has ended, and its steps and seconds."""
+) -> tuple[list[Sequence[Point]], int, float] | None:
+    """Return the points after the warm-up, and its steps and seconds; None before its end."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -160,7 +160,7 @@ def _after_warmup(
             if steps >= timing.warmup_steps and passed_s >= timing.warmup_s:
                 return [stretch[place:], *stretches[number + 1 :]], steps, passed_s
         before += stretch[-1].step - stretch[0].step
-    return [], 0, 0.0
+    return None
 
 
 def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]]:
