@@ -19,11 +19,13 @@ from builders import (
     published,
     results,
     results_text,
+    run,
 )
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from changing import replace
 from command_line import ARC4, gpuscale, refusal
 
+from gpuscale.base.errors import FileError
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports.comparison import formats
@@ -149,26 +151,54 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
         configuration=replace(CNN, case=HOSTILE),
     )
     text = rendered("latex", shown(content, steps=100_000))
-    header = next(line for line in text.splitlines() if "nodes" in line)
-    assert re.search("step time & +samples/s & +speedup & +efficiency & +GPU-hours", header)
+    header = next(line for line in text.splitlines() if "GPUs" in line)
+    assert re.search("GPUs & +step time & +samples/s & +speedup & +efficiency & +GPU-hours", header)
     rows = [line for line in text.splitlines() if re.search(r"ms .*\\\\$", line)]
-    assert {line.count(" & ") for line in (header, *rows)} == {8}
+    assert {line.count(" & ") for line in (header, *rows)} == {5}
     assert len(rows) == 3
     # Below each row are its intervals: of the step time, samples/s, speedup, efficiency and hours.
-    intervals = [line for line in text.splitlines() if re.match(r" +& ", line)]
+    intervals = [line for line in text.splitlines() if re.match(r" +& .*[]%]", line)]
     assert [len(re.findall(r"\[[^]]+\]|±", line)) for line in intervals] == [3, 5, 5]
-    assert r"a\_b \& 50\% \#1 \$x\^{}2" in text
+    # The caption has what all rows share, which needs no column.
+    assert r"Scaling of a\_b \& 50\% \#1 \$x\^{}2" in text
+    assert "batch 128 on each GPU" in text
+
+
+def test_latex_has_columns_only_for_what_differs_between_rows() -> None:
+    smaller = replace(run(2, 0.1), batch_per_gpu=64)
+    another = run(1, 0.1, configuration=replace(CNN, case="other"))
+    for runs, first in (
+        ([run(1, 0.1), run(2, 0.1)], "GPUs"),
+        ([run(1, 0.1), smaller], "batch/GPU"),
+        ([run(1, 0.1), another], "case"),
+    ):
+        text = rendered("latex", shown(results(*runs)))
+        assert text.split("\\toprule\n")[1].split()[0] == first
+        assert ("Scaling of mnist" in text) == (first != "case")
+    alone = rendered("latex", shown(published(figure(1, time_s=90.0), figure(4, time_s=30.0))))
+    assert "published figures from" in alone
+    assert "interval" not in alone
+    both = replace(published(figure(4, time_s=30.0)), runs=baseline({1: [0.1]}).runs)
+    assert re.search(
+        r"kind +&.*published +&.*measured +&", rendered("latex", shown(both)), re.DOTALL
+    )
+    with pytest.raises(FileError, match="no run was recorded"):
+        rendered("latex", shown(results()))
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("noise", [1.01, 1.2])
 @pytest.mark.parametrize("case", ["mnist_cnn", HOSTILE])
-def test_latex_compiles_and_fits_on_a_page_of_a_paper(case: str, tmp_path: Path) -> None:
+def test_latex_compiles_and_fits_on_a_page_of_a_paper(
+    case: str, noise: float, tmp_path: Path
+) -> None:
     where = replace(environment(), gpus=(), cpu_model=HOSTILE)
-    times_s = {1: [0.0123, 0.0124], 16: [0.0141, 0.0142], 1024: [0.0191, 0.0193]}
+    means_s = {1: 0.0123, 16: 0.0141, 1024: 0.0191}
+    times_s = {n: [mean, mean, mean * noise] for n, mean in means_s.items()}
     runs = measured(times_s, configuration=replace(CNN, case=case)).runs
     text = rendered("latex", shown(results(*runs, where=where), steps=10**6))
     document = (
-        r"\documentclass{article}\usepackage[a4paper,margin=2.5cm]{geometry}\usepackage{booktabs}"
+        r"\documentclass{article}\usepackage{booktabs}"
         f"\n\\begin{{document}}\n{text}\n\\end{{document}}\n"
     )
     (tmp_path / "table.tex").write_text(document, encoding="utf-8")

@@ -69,7 +69,7 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
         return point.step_time_s.scaled(point.gpus * steps / _HOUR_S)
 
     return (
-        Column("kind"),
+        Column("kind", "kind"),
         Column("gpus", "GPUs"),
         Column("nodes", "nodes"),
         Column("batch_per_gpu", "batch/GPU"),
@@ -191,7 +191,7 @@ def cells_under(
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """Yield the notes below the table: how the points were measured, and which are implausible."""
-    most = max((point.valid_runs for point in points), default=0)
+    most = max((point.valid_runs for point in points if point.kind == "measured"), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
     device = next((point.configuration.device for point in points), "")

@@ -9,6 +9,7 @@ import msgspec
 from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
+from gpuscale.base.errors import FileError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS, UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
@@ -43,6 +44,7 @@ from gpuscale.reports.show import (
     columns_with,
     failures,
     scaling_lines,
+    table_notes,
     uncertain_note,
 )
 from gpuscale.reports.show.step_parts import connection_lines, phase_lines
@@ -59,8 +61,8 @@ _TIMED: Mapping[str | None, str] = {
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
 _LATEX_HEADERS = (
-    *("case", "nodes", "GPUs", "batch/GPU"),
-    *("step time", "samples/s", "speedup", "efficiency", "GPU-hours"),
+    *("case", "kind", "batch/GPU", "nodes"),
+    *("GPUs", "step time", "samples/s", "speedup", "efficiency", "GPU-hours"),
 )
 # Characters that pdflatex does not know without a package.
 _FOREIGN = re.compile("[^\n\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
@@ -253,25 +255,21 @@ def latex(shown: Shown) -> str:
     from tabulate import LATEX_ESCAPE_RULES, tabulate
 
     headers = _LATEX_HEADERS[: None if shown.steps else -1]
-    points = shown.points
-    cells = cells_under(headers, points, steps=shown.steps)
-    rows = []
-    for row, point in zip(cells, points, strict=True):
-        case, *others = (cell.text for cell in row.values())
-        rows.append([case if point.kind == "measured" else f"{case}, {point.kind}", *others])
-        # On a line of their own, since a printed page is narrow.
-        if any(intervals := [cell.below for cell in row.values()]):
-            rows.append(intervals)
-    sides = ["left", *["right"] * (len(headers) - 1)]
-    table = tabulate(
-        rows, [*cells[0]], tablefmt="latex_booktabs", disable_numparse=True, colalign=sides
-    )
+    cells = cells_under(headers, shown.points, steps=shown.steps)
+    if not cells:
+        raise FileError(shown.path, "no run was recorded, so there is no table")
+    # A printed page is narrow: the caption has what all rows share, and intervals have own lines.
+    shared = [name for name in [*cells[0]][:4] if len({row[name].text for row in cells}) == 1]
+    narrow = [{name: row[name] for name in row if name not in shared} for row in cells]
+    pairs = ([(cell.text, cell.below) for cell in row.values()] for row in narrow)
+    rows = [line for pair in pairs for line in zip(*pair, strict=True) if any(line)]
+    sides = ["left" if name in ("case", "kind") else "right" for name in narrow[0]]
+    table = tabulate(rows, [*narrow[0]], "latex_booktabs", disable_numparse=True, colalign=sides)
     caption = "".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in _caption(shown))
     written = (
         f"% gpuscale {__version__}; needs \\usepackage{{booktabs}}\n"
         "\\begin{table}\n\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}\n"
-        f"\\caption{{{caption}}}\n"
-        f"{table}\n\\end{{table}}"
+        f"\\caption{{{caption}}}\n{table}\n\\end{{table}}"
     )
     return _FOREIGN.sub("?", written)
 
@@ -287,8 +285,9 @@ def _caption(shown: Shown) -> str:
             where += f"; published figures from {content.source.title}"
     warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
     hours = "" if shown.steps is None else f" Hours are those of {shown.steps:,} steps."
-    options = phrases.configurations_text(point.configuration for point in shown.points)
-    return f"{warning}Scaling on {where}; {options}; intervals are 95 % over runs.{hours}"
+    first, *others = {point.configuration for point in shown.points}
+    what = "" if others else f" of {first.label}"
+    return f"{warning}Scaling{what} on {where}; {next(table_notes(shown.points))}.{hours}"
 
 
 SHOWN_FORMATS: Mapping[str, Format[Shown]] = {
