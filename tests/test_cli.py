@@ -199,6 +199,8 @@ def test_a_folder_of_nights_is_answered_with_the_command_that_takes_it(tmp_path:
     (nights / "b" / "deep").mkdir()
     (nights / "b" / "results.jsonl").rename(nights / "b" / "deep" / "other.jsonl")
     assert refusal("compare", ARC4, nights).endswith(f"{nights}/b/deep/other.jsonl")
+    alone = f"is a folder with 1 results file; name it, {nights}/a/results.jsonl"
+    assert refusal("show", nights / "a").endswith(alone)
     (tmp_path / "empty").mkdir()
     assert "empty: is a folder without results" in refusal("show", tmp_path / "empty")
 

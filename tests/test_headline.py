@@ -95,6 +95,14 @@ def test_the_line_for_the_index_of_nights_has_the_reason_and_no_interval() -> No
     assert brief() == ""
 
 
+def test_a_loss_of_training_says_on_how_many_devices_also_in_the_index() -> None:
+    one, two = slower(1), replace(slower(2), finding=Finding.SLOWER_TRAINING)
+    both = view(comparison(one, two))
+    for said in (both.headline[0][1], both.brief):
+        assert "training on 1 GPU lost 8.0 % of its samples/s" in said
+        assert "training on 2 GPUs lost 8.0 % of its samples/s" in said
+
+
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
     rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
     assert headline(comparison(*rows))["cause"].startswith("not known: ")

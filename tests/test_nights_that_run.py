@@ -171,6 +171,35 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         assert f'class="verdict {tone}"' in (folder / "report.html").read_text()
 
 
+def test_a_night_with_an_injected_fault_is_called_so_everywhere_and_counts_for_no_later_night(
+    checkout: Path,
+) -> None:
+    nights = checkout / ".gpuscale/nightly/here"
+    fault = "has injected faults (compute=1.4)"
+    warning = "INJECTED compute=1.4: not a real result; "
+    of_nights = ((1, 0.1, 1, 4), (2, 0.1, 0, 4), (3, 0.15, 1, 1), (4, 0.1, 0, 0))
+    for job, time_s, faults, code in of_nights:
+        runs = [
+            replace(make.run(1, time_s + n / 1e5, index=n), started_at_s=1.7e9 + 86400 * job)
+            for n in (1, 2, 3)
+        ]
+        made = make.results(*runs, where=make.environment(job_id=str(job)))
+        made = replace(made, injections=("compute=1.4",) * faults)
+        (checkout / "night").write_text(make.results_text(made))
+        words = f"{job} measure x compare --history {nights}"
+        night = plain_night(checkout, words, "night", PYTHONPATH=str(REPOSITORY)).ended(code)
+        (folder,) = nights.glob(f"*_{job}")
+        last = night.output.splitlines()[-1]
+        assert last.startswith(f"gpuscale night: {warning}") == faults
+        assert f"night: {warning}" in (folder / "night.txt").read_text() or not faults
+        assert warning in json.loads((folder / "night.json").read_text())["night"] or not faults
+        of_first = f"gpuscale: left out: {nights}/{folder.name[:10]}_1/results.jsonl: {fault}"
+        assert night.output.count(of_first) == (job > 2)
+    index = (nights / "index.html").read_text()
+    assert index.count(warning) == 2
+    assert index.count(f"left out: {fault}") == 2
+
+
 def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_judged(
     checkout: Path,
 ) -> None:

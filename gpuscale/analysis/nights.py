@@ -60,7 +60,7 @@ def nights_of(
     """
     placed: dict[str, list[tuple[Run, Results]]] = {}
     for result in results:
-        for run in () if result.injections or result.left_out else result.runs:
+        for run in () if result.why_excluded else result.runs:
             if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
                 placed.setdefault(result.allocation_of(run), []).append((run, result))
     # Most rows ran on the same nodes, so equal sets of nodes share one object.

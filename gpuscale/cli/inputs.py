@@ -107,6 +107,7 @@ def _validate_no_folder(path: Path, use: str) -> None:
     if not files:
         raise file_error(path, "is a folder without results; give one of the files in it")
     last = files[-1].relative_to(path)
+    use = use if len(files) > 1 else "name it, {last}"
     stars = "*/" * (len(last.parts) - 1)
     globs = (f"{stars}{name}" for name in (last.name, f"*{last.suffix}"))
     found = next((glob for glob in globs if {*path.glob(glob)} == {*files}), last)
@@ -148,8 +149,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
             remark(f"left out: {error}")
             continue
         if results.injections:
-            faults = ", ".join(results.injections)
-            remark(f"left out: {name}: has injected faults ({faults})")
+            remark(f"left out: {name}: {results.why_excluded}")
         else:
             # Equal configurations share one object: copies would take most of the memory.
             for run in results.runs:

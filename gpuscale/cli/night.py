@@ -2,6 +2,7 @@
 
 import argparse
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 
 from gpuscale import cli
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
         raise UsageError(f"use: {_USAGE}")
-    night = NightJob(job, measure, compare, _command)
+    night = NightJob(job, measure, compare, partial(_command, set()))
     code = night.run(arguments.name)
     try:
         write_index(night.folder.parent)
@@ -52,8 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _command(*arguments: str) -> tuple[int, str]:
-    """Run a gpuscale command in this process; print its output; return its exit code and output."""
+def _command(remarks: set[str], *arguments: str) -> tuple[int, str]:
+    """Run a gpuscale command in this process; print its output; return its exit code and output.
+
+    `remarks` collects the remarks of all commands, so that each is printed once.
+    """
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:
@@ -61,5 +65,7 @@ def _command(*arguments: str) -> tuple[int, str]:
         except (SystemExit, OSError):
             # argparse raises SystemExit for unknown options.
             code = ExitCode.USAGE
-    print_flushed(said.getvalue())
+    lines = said.getvalue().splitlines(keepends=True)
+    print_flushed("".join(line for line in lines if line not in remarks))
+    remarks.update(line for line in lines if line.startswith("gpuscale: "))
     return code, said.getvalue()

@@ -152,6 +152,12 @@ class Header(Record, frozen=True, kw_only=True):
     left_out: Line | None = None
     """Reason given to `gpuscale leave-out` for excluding these results; None if not excluded."""
 
+    @property
+    def why_excluded(self) -> str | None:
+        """Reason why no history counts these results; None if histories do."""
+        faults = f"has injected faults ({', '.join(self.injections)})"
+        return self.left_out or (faults if self.injections else None)
+
 
 class Results(Header, frozen=True, kw_only=True):
     """Contents of a results file: the header, and the runs in the order of measurement."""

@@ -16,6 +16,7 @@ from subprocess import Popen, TimeoutExpired
 from msgspec.structs import replace
 
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS
+from gpuscale.analysis.nights import nights_of
 from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S
@@ -153,12 +154,10 @@ class NightJob:
         return code
 
     def _has_earlier_night(self, nights: Path) -> bool:
-        """True if the folder has a valid run of another night that is not excluded."""
+        """True if the folder has another night that later nights can be compared with."""
         for path in nights.rglob("*.jsonl"):
             with suppress(FileError):
-                results = read_results(path)
-                is_other = path.parent != self.folder and results.left_out is None
-                if is_other and any(run.is_valid for run in results.runs):
+                if not path.parent.samefile(self.folder) and nights_of([read_results(path)]):
                     return True
         return False
 

@@ -17,6 +17,7 @@ from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineE
 from gpuscale.base.process_ends import PASSED_ON_S
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Results, Run
+from gpuscale.reports.phrases import injection_warning
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """Environment variable with the path of the file in which pytest reports faults of the machine."""
@@ -226,7 +227,7 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
 
 
 def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) -> str:
-    """Describe the exit code of a nightly run in words."""
+    """Describe the exit code of a nightly run in words, after a warning of injected faults."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -236,7 +237,8 @@ def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) ->
         meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
     if attempt.stopped_by is not None and not attempt.is_complete:
         meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
-    return meaning
+    warning = injection_warning(attempt.results.injections) if attempt.results else ""
+    return f"{warning}; {meaning}" if warning else meaning
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:

@@ -114,7 +114,7 @@ def _losses(chosen: Sequence[Row], *, is_brief: bool = False) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
-    """Describe a loss shared by rows: `training lost 9 % to 10 % of its samples/s [7 %, 13 %]`."""
+    """Describe a loss of rows: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [
@@ -142,12 +142,10 @@ def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
         return f"scaling got worse, E fell by {by}{within}{from_then}"
     if phrases.rate_word(entry.configuration) == "performance":
         return f"performance fell by {by}{within}{from_then}"
-    if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
-        alone = all(row.entry.key.gpus == 1 for row in rows)
-        word = device_word(entry.device)
-        subject = f"training on 1 {word}" if alone else f"every {word}"
-    else:
-        subject = "training"
+    counts = sorted({row.entry.key.gpus for row in rows})
+    subject = f"training on {phrases.devices_text(entry.device, *counts)}"
+    if entry.finding is Finding.SINGLE_GPU_SLOWDOWN and counts != [1]:
+        subject = f"every {device_word(entry.device)}"
     return f"{subject} lost {by} of its samples/s{within}{from_then}"
 
 

@@ -153,7 +153,7 @@ def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
     record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
     try:
         results = read_beginning(night / RESULTS)
-        moment, reason = began(results), results.left_out
+        moment, reason = began(results), results.why_excluded
     except FileError:
         moment = datetime.fromisoformat(record.started or night.name[:10]).astimezone(UTC)
         reason = None
