@@ -1,6 +1,7 @@
 """The causes of a row whose runs are known exactly: kind, evidence and what to do next."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,9 +27,17 @@ from gpuscale.records import (
     QuantityName,
     Verdict,
 )
-from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange
+from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
+from gpuscale.records.evidence import HostLoad, NodeEvidence
 from gpuscale.records.verdict import Finding
-from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, evidence, whole_line
+from gpuscale.reports.cause_words import (
+    NEXT_STEPS,
+    NOT_ESTABLISHED,
+    WORDS,
+    evidence,
+    next_step,
+    whole_line,
+)
 
 
 def step(
@@ -332,3 +341,51 @@ def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over
                     causes.update(codes_of(code))
     assert causes == {*WORDS, *NOT_ESTABLISHED}
     assert remedies == set(NEXT_STEPS)
+
+
+def test_computing_that_hides_communication_says_how_much_that_gave_back() -> None:
+    (cause,) = lost_parts(row(step(communication_s=0.5, computing_s=9.0)), ())
+    line = whole_line(cause, "cuda")
+    assert line.startswith("computing (backward) +2.0 s (100 % of what got longer): ")
+    assert "takes 9.0 s a step (baseline: 7.0 s), 500 ms of it taken back by shorter" in line
+
+
+@pytest.mark.parametrize(
+    ("loads", "others"),
+    [([0.0, 0.1], False), ([0.0, 1.5], True), ([0.0, None], True), ([], True)],
+    ids=["idle", "busy once", "unknown once", "never recorded"],
+)
+def test_other_processes_are_advised_only_if_the_hosts_are_not_known_to_be_idle(
+    loads: Sequence[float | None], others: bool
+) -> None:
+    on_cpu = replace(CNN, device="cpu")
+    seen = row(step(computing_s=9.0, forward_s=2.6), configuration=on_cpu)
+    runs = tuple(
+        replace(
+            run(2, 9.0, configuration=on_cpu),
+            nodes=(NodeEvidence(host="node1", load=HostLoad(other_cores=cores, cores=4)),),
+        )
+        for cores in loads
+    )
+    point = dataclasses.replace(seen.point, runs_after=runs or seen.point.runs_after)
+    seen = dataclasses.replace(seen, points={2: point})
+    (cause,) = lost_parts(seen, ())
+    said = next_step(seen.informed(cause))
+    assert ("other processes" in said) is others
+    assert "cores that ranks share" in said
+
+
+def test_a_changed_script_is_the_first_next_step() -> None:
+    seen = row(step(computing_s=9.0, forward_s=2.6))
+    sides = (replace(environment(), scripts={"train.py": name}) for name in ("0a", "1b"))
+    then, now = ((each,) for each in sides)
+    point = dataclasses.replace(seen.point, environments_before=then, environments_after=now)
+    seen = dataclasses.replace(seen, points={2: point})
+    (cause,) = lost_parts(seen, ())
+    said = next_step(seen.informed(cause))
+    assert said.startswith("look at what changed in train.py; if that is not it, run 'gpuscale")
+    of_model = replace(cause, remedy=Remedy("script"))
+    assert next_step(seen.informed(of_model)).startswith("look at what changed in train.py, the")
+    assert next_step(of_model).startswith("look at what changed in the script, the model")
+    a_link = replace(cause, kind=CauseKind.NVLINK)
+    assert "train.py" not in next_step(seen.informed(a_link))

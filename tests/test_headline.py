@@ -341,9 +341,25 @@ def test_a_machine_has_one_notation_on_both_sides_and_its_host_stands_once() -> 
         assert lines[side].rpartition("; ")[2] == "2 CPU cores (AMD EPYC)"
 
 
-def test_time_that_noise_puts_below_zero_is_none() -> None:
+def test_time_that_noise_puts_below_zero_is_about_none_and_given_as_it_was_measured() -> None:
     line = whole_line(replace(ALL_REDUCE, before_s=-0.0058), "cuda")
-    assert "(baseline: about 0 ms)" in line
+    assert line.startswith("exposed communication +23 ms")
+    assert "17 ms a step (baseline: about 0 ms, measured as −5.8 ms)" in line
+
+
+@pytest.mark.parametrize(("change", "is_named"), [(0.04, False), (-0.003, False), (-0.05, True)])
+def test_a_lagging_rank_is_the_headline_of_an_undecided_row_only_if_the_row_is_slower(
+    change: float, is_named: bool
+) -> None:
+    lagging = replace(ALL_REDUCE, kind=CauseKind.SLOW_RANK, code="stragglers")
+    doubt = replace(
+        entry(Verdict.INCONCLUSIVE),
+        change=Estimate(value=change, low=change - 0.1, high=change + 0.1),
+        causes=(replace(lagging, remedy=Remedy("doctor_on_hosts", ("node1",))),),
+    )
+    said = headline(comparison(doubt))
+    assert ("rank 2 slow" in said.get("cause", "")) is is_named
+    assert ("gpuscale doctor" in said.get("next", "")) is is_named
 
 
 def test_a_field_has_words() -> None:

@@ -1,5 +1,8 @@
 """Statements that hold of every comparison and diagnosis, whatever numbers a file may hold."""
 
+import math
+import re
+
 import pytest
 from builders import baseline, environment, figure, gpu_summary, measured, published, with_values
 from changing import replace
@@ -10,6 +13,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
+from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.reports.cause_words import evidence, next_step, whole_line
 from gpuscale.reports.reason_words import reason_text, statement_text
 
@@ -53,9 +57,44 @@ def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
     )
 
 
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+DURATION = r"([−+]?[\d.]+) (s|ms|µs)"
+
+
+def assert_numbers_agree(line: str) -> None:
+    """Check that the two times shown differ by the increase shown, but for their rounding."""
+    about = rf"(?:about 0 ms, measured as )?{DURATION}"
+    found = re.search(
+        rf" \+{DURATION}.*?: .* {about} a step .*\(baseline: {about}\)", line.replace("+−", "−")
+    )
+    assert found is not None, line
+    added, after, before = (
+        float(found[at].replace("−", "-")) * UNITS[found[at + 1]] for at in (1, 3, 5)
+    )
+    last_digit = 10.0 ** (math.floor(math.log10(added)) - 1)
+    assert abs(after - before - added) <= 1.51 * last_digit + 1e-12 * abs(after), line
+
+
+PARTS = st.sampled_from(
+    ["communication", "late_batches", "late_copies", "computing", "stragglers", "time_in_no_part"]
+)
+
+
+@given(PARTS, st.floats(-1e-3, 10.0), st.floats(1e-5, 10.0), st.floats(0.0, 0.9))
+def test_the_times_of_every_kind_of_cause_differ_by_the_increase_shown(
+    code: str, before_s: float, grown_s: float, given_back: float
+) -> None:
+    after_s, lost_s = before_s + grown_s, (1 - given_back) * grown_s
+    kind = CauseKind.COMPUTE
+    cause = Cause(kind=kind, code=code, lost_s=lost_s, before_s=before_s, after_s=after_s)
+    line = whole_line(cause, "cuda")
+    assert_numbers_agree(line)
+    assert ("taken back by shorter exposed communication" in line) or given_back <= 0.0101
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
+def test_no_numbers_break_a_diagnosis_and_those_of_a_cause_agree(data: st.DataObject) -> None:
     gpus = data.draw(st.sampled_from([1, 4]))
     times = data.draw(st.lists(STEPS, min_size=2, max_size=4))
     plain: Baseline = baseline({gpus: times})
@@ -71,7 +110,10 @@ def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
     (row,) = diagnose(sides_of(before, [now]), replace(comparison, entries=called)).entries
     assert row.causes
     for cause in row.causes:
-        assert whole_line(cause, "cuda")
+        line = whole_line(cause, "cuda")
+        assert line
+        if cause.lost_s is not None:
+            assert_numbers_agree(line)
         assert all(evidence(cause))
         assert next_step(cause) or cause.remedy is None
     shares = [cause.share for cause in row.causes if cause.share is not None]

@@ -112,6 +112,10 @@ class Remedy(msgspec.Struct, frozen=True):
     """Key of the suggestion's wording in `reports.cause_words`."""
     hosts: tuple[str, ...] = ()
     runs: int | None = None
+    scripts: tuple[str, ...] = ()
+    """Files of the case or command whose content changed, which are to be looked at first."""
+    is_idle: bool = False
+    """True if no other process was busy on any host, so that looking for one is no use."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +128,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     """Share of the lost time that the cause explains, 1.0 for all of it; None if unknown."""
     lost_s: float | None = None
-    """Seconds lost per step, None if unknown; `before_s` and `after_s` are also per step."""
+    """Seconds lost per step, without time that shorter communication gave back; None if unknown.
+    `before_s` and `after_s` are also per step."""
     before_s: float | None = None
     after_s: float | None = None
     onset: Onset | None = None

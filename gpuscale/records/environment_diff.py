@@ -126,7 +126,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
         yield from _new_values(name, *sides)
 
 
-def _script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
+def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each file of a case or command with new content; ignore new files."""
     for name in sorted({name for environment in after for name in environment.scripts}):
         old, new = (
@@ -198,7 +198,7 @@ def environment_changes(
     libraries = [lib for node in (*nodes_before, *nodes_after) for lib in node.libraries]
     sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
     changes += node_changes(*sides)
-    changes += [*_new_gpus(before, after), *_script_changes(before, after)]
+    changes += [*_new_gpus(before, after), *script_changes(before, after)]
     return (*changes, *variable_changes(before, after))
 
 

@@ -1,5 +1,6 @@
 """Texts on the causes of losses: headlines, statements, evidence and next steps."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -64,8 +65,9 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     """Return facts that support a cause; empty if the headline contains the only one."""
     if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
+    step_s = abs(_grown_s(cause))
     phases = ", ".join(
-        f"{phase.name} {_spent(phase.before_s)} → {_spent(phase.after_s)}"
+        f"{phase.name} {_spent(phase.before_s, step_s)} → {_spent(phase.after_s, step_s)}"
         for phase in _of_type(PhaseChange, cause)
     )
     return (
@@ -84,39 +86,65 @@ def next_step(cause: Cause) -> str:
     hosts = cause.remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
     places = places or "each host"
-    words = NEXT_STEPS[cause.remedy.code]
-    return words.format(hosts=", ".join(hosts), places=places, runs=cause.remedy.runs)
+    words = re.sub(
+        r"\[(.*?)\]", "" if cause.remedy.is_idle else r"\1", NEXT_STEPS[cause.remedy.code]
+    )
+    scripts = listed(cause.remedy.scripts) or "the script"
+    if cause.remedy.scripts and "{scripts}" not in words:
+        words = f"look at what changed in {{scripts}}; if that is not it, {words}"
+    return words.format(
+        hosts=", ".join(hosts), places=places, runs=cause.remedy.runs, scripts=scripts
+    )
 
 
 def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     if cause.code in NOT_ESTABLISHED:
         return cause.kind, NOT_ESTABLISHED[cause.code]
-    every = (cause, *alike)
-    lost_s = sorted(each.lost_s or 0.0 for each in every)
+    grown_s = sorted(map(_grown_s, (cause, *alike)))
     added = phrases.format_range(
-        [f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s]
+        [f"{'+' if each >= 0 else ''}{_duration(each)}" for each in grown_s]
     )
-    took = f"{_spent(cause.after_s or 0.0)} a step {_baseline(cause)}"
+    took = f"{_spent(cause.after_s or 0.0, _grown_s(cause))} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 
 
-def _duration(seconds: float) -> str:
-    """Format a duration to two significant digits, `14 ms`; further digits would be noise."""
+def _grown_s(cause: Cause) -> float:
+    """Return how much longer the cause's part of a step takes than in the baseline, in seconds."""
+    return (cause.after_s or 0.0) - (cause.before_s or 0.0)
+
+
+def _duration(seconds: float, change_s: float = 0.0) -> str:
+    """Format a duration to two significant digits, `14 ms`; further digits would be noise.
+
+    Durations that differ by `change_s` have the decimals of their difference: `14.9 ms`.
+    """
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     rounded = float(f"{size:.2g}")
     factor, unit = (
         (1.0, "s") if rounded >= 1 else (1e6, "µs") if 0 < rounded < 1e-4 else (1e3, "ms")
     )
-    return f"{sign}{significant(size * factor, 2)} {unit}"
+    digits = 2 + max(0, _exponent(size) - _exponent(abs(change_s))) if change_s else 2
+    return f"{sign}{significant(size * factor, digits)} {unit}"
 
 
-def _spent(seconds: float) -> str:
-    """Format a duration; if noise has made it negative, return `about 0 ms`."""
-    return "about 0 ms" if seconds < 0 else _duration(seconds)
+def _exponent(size: float) -> int:
+    """Return the power of ten of the first digit of a size that is rounded to two digits."""
+    return int(f"{size:.1e}".partition("e")[2])
+
+
+def _spent(seconds: float, change_s: float) -> str:
+    """Format a duration of a part of a step; noise may have made it negative."""
+    text = _duration(seconds, change_s)
+    return text if seconds >= 0 else f"about 0 ms, measured as {text}"
 
 
 def _baseline(cause: Cause) -> str:
-    return f"(baseline: {_spent(cause.before_s or 0.0)})"
+    """Return the part's duration in the baseline, and by how much communication got shorter."""
+    baseline = f"(baseline: {_spent(cause.before_s or 0.0, _grown_s(cause))})"
+    back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
+    if back_s < _LEAST_BACK * _grown_s(cause):
+        return baseline
+    return f"{baseline}, {_duration(back_s)} of it taken back by shorter exposed communication"
 
 
 def _link(cause: Cause) -> str:
@@ -150,7 +178,8 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         seen, of = cause.seen_in
         runs = f" (in {seen} of {counted(of, 'run')})"
     return f"{name} {slow} {added}", (
-        f"{who} {'lag' if several else 'lags'} {_spent(cause.after_s or 0.0)} a step behind the "
+        f"{who} {'lag' if several else 'lags'} "
+        f"{_spent(cause.after_s or 0.0, _grown_s(cause))} a step behind the "
         f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
     )
 
@@ -229,20 +258,22 @@ _GPU_LINKS = (
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it reports temperatures, power "
-        "limits and links; and look there for other processes"
+        "limits and links[; and look there for other processes]"
     ),
-    "processes_on_hosts": ("look for other processes on {places}, and for cores that ranks share"),
+    "processes_on_hosts": (
+        "look on {places} for [other processes, ]cores that ranks share and lower clocks"
+    ),
     "script": (
-        "look at what changed in the script, the model and the shape of its data: other work on "
+        "look at what changed in {scripts}, the model and the shape of its data: other work on "
         "the host would slow every phase of a step"
     ),
     "command_or_hosts": (
         "look at what changed in the command, its packages or its data; if nothing did, run "
-        "'gpuscale doctor' on {places}, and look there for other processes"
+        "'gpuscale doctor' on {places}[, and look there for other processes]"
     ),
     "hosts_or_command": (
-        "since only the scaling got worse, look first at what ranks share: other processes on "
-        "{places}, cores and the network; then at what changed in the command"
+        "since only the scaling got worse, look first at what ranks share: [other processes on "
+        "{places}, ]cores and the network; then at what changed in the command"
     ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
     "jobs_in_turn": (
@@ -257,14 +288,15 @@ NEXT_STEPS: Mapping[str, str] = {
         "test the network between the hosts without gpuscale, and look for its other users"
     ),
     "processes_on_host": (
-        "look for other processes on the host: on one host, ranks on CPU talk through its memory"
+        "look for [other processes on the host and for ]cores that ranks share: on one host, "
+        "ranks on CPU talk through its memory"
     ),
     "storage": (
         "measure again without --data-root: if synthetic data are in time, check the storage"
     ),
     "loaders": (
-        "look for other load on the hosts' CPUs, since synthetic data come from no storage, and "
-        "measure with more --data-workers"
+        "[look for other load on the hosts' CPUs, since synthetic data come from no storage, and "
+        "]measure with more --data-workers"
     ),
     "cpu_load": (
         "look for other load on the hosts' CPUs: the batches were made beforehand, so neither a "
@@ -280,7 +312,10 @@ NEXT_STEPS: Mapping[str, str] = {
         "'gpuscale baseline record' while all is well"
     ),
 }
+"""Next steps by code; words in brackets are left out if the hosts are known to be idle."""
 _NAMED_PORTS = 3
+_LEAST_BACK = 0.01
+"""Smallest reported part of an increase that shorter communication gave back."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _COUNTERS = {

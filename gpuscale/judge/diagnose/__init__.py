@@ -31,7 +31,7 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
             else:
                 named = tuple(straggler_in_all_runs(row))
             probes = sides.before.probes, sides.after.probes
-            return tuple(confirmed(cause, *probes) for cause in named)
+            return tuple(confirmed(row.informed(cause), *probes) for cause in named)
         return (published_figures(),) if entry.verdict.is_loss else ()
 
     entries = tuple(

@@ -23,7 +23,15 @@ from gpuscale.records import (
     Probe,
     Run,
 )
-from gpuscale.records.cause import ComparedWith, DeviceSymptom, Onset, PhaseChange, ProbeChange
+from gpuscale.records.cause import (
+    CauseKind,
+    ComparedWith,
+    DeviceSymptom,
+    Onset,
+    PhaseChange,
+    ProbeChange,
+)
+from gpuscale.records.environment_diff import script_changes
 from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
 
@@ -34,6 +42,13 @@ _LEAST_LOSS = 0.02
 _SIGNIFICANCE = 0.05
 """Probability that probes of one kind show a slower device although no device is slower."""
 _MOST_SHOWN = 3
+_OF_SCRIPTS = (
+    CauseKind.DATA,
+    CauseKind.COMMUNICATION,
+    CauseKind.SLOW_RANK,
+    CauseKind.COMPUTE,
+)
+"""Kinds of causes for which a changed script is the first suspect."""
 
 _Key = tuple[str | int | None, ...]
 
@@ -97,6 +112,29 @@ class RowEvidence:
     def hosts(self) -> tuple[str, ...]:
         """The hosts used in the results."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
+
+    @property
+    def is_idle(self) -> bool:
+        """True if each run of the results recorded the load of its hosts, and none was busy."""
+        runs, on_cpu = self.point.runs_after, self.point.key.configuration.device == "cpu"
+        loads = [node.load for run in runs for node in run.nodes]
+        return all(run.nodes for run in runs) and all(
+            load is not None
+            and load.other_cores is not None
+            and (on_cpu or load.gpu_processes is not None)
+            and not load.is_busy
+            for load in loads
+        )
+
+    def informed(self, cause: Cause) -> Cause:
+        """Return the cause whose remedy takes changed scripts and idle hosts into account."""
+        if cause.remedy is None:
+            return cause
+        sides = self.point.environments_before, self.point.environments_after
+        changes = script_changes(*sides) if cause.kind in _OF_SCRIPTS else ()
+        scripts = tuple(change.name.removeprefix("script ") for change in changes)
+        remedy = structs.replace(cause.remedy, scripts=scripts, is_idle=self.is_idle)
+        return structs.replace(cause, remedy=remedy)
 
     def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
         """Return the median rank's time per step in one phase on both sides, averaged over runs."""

@@ -26,6 +26,8 @@ from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, su
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
+_LEAST_LOST = 0.02
+"""Smallest loss of an undecided row whose lagging rank is the headline's cause."""
 _BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
 """Codes of the notes on a host that was busy during the current runs."""
 
@@ -230,7 +232,11 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
     Established causes take precedence; ties go to the cause that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
-    found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
+    found = [
+        row
+        for row in rows
+        if row.entry.verdict.weight == heaviest and row.entry.causes and _has_lost(row)
+    ]
     groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
@@ -238,6 +244,12 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
         return _is_established(group[0]), len(group), lost_s
 
     return max(groups.values(), key=weight, default=[])
+
+
+def _has_lost(row: Row) -> bool:
+    """True if there is a loss to explain; in an undecided row, a lagging rank may cost nothing."""
+    change = row.entry.change
+    return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
 
 
 def _is_established(row: Row) -> bool:
