@@ -1,5 +1,6 @@
 """The contents of pictures, and their safety in files and pages."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -218,6 +219,36 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "optimizer 3 %" in [each.get_text() for each in axes.texts]
     many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
+
+
+@pytest.mark.parametrize("name", ["budget", "phases"])
+def test_bars_of_a_baseline_are_paler_below_those_of_the_same_row(name: str) -> None:
+    runs = [of_phases(gpus) for gpus in (1, 2)]
+    slower = [of_phases(gpus, data_s=0.03) for gpus in (1, 2)]
+    picture = drawn(name, Measurements(runs=runs, earlier=slower))
+    (axes,) = picture.figure.axes
+    labels = [text.get_text() for text in axes.texts if re.search("rank|GPU|base", text.get_text())]
+    rows = 1 if name == "budget" else 2
+    assert ["baseline" in label for label in labels] == [False, True] * rows
+    (forward,) = (each for each in axes.containers if each.get_label() in ("efficiency", "forward"))
+    colours = [sum(bar.get_facecolor()[:3]) for bar in forward]
+    assert all(now < then for now, then in zip(colours[::2], colours[1::2], strict=True))
+    assert "the baseline has no" not in notes_below(picture)
+    other = published(figure(2, time_s=9.0))
+    without = drawn(name, Measurements(runs=runs, baseline=other, origins=["x"]))
+    assert "the baseline has no such parts of these rows" in notes_below(without)
+    many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
+    picture = drawn(name, Measurements(runs=many, earlier=slower))
+    assert f"{rows * (MOST_BARS + 3) - MOST_BARS // 2} more rows" in notes_below(picture)
+
+
+@pytest.mark.parametrize("name", ["budget", "phases"])
+def test_results_given_as_a_baseline_are_drawn_as_bars(name: str, tmp_path: Path) -> None:
+    file, picture = tmp_path / "now.jsonl", tmp_path / "x.svg"
+    file.write_text(results_text(results(*(of_phases(gpus) for gpus in (1, 2)))))
+    options = ("--baseline", str(file), "--figure", name, "-o", str(picture))
+    assert main(["plot", str(file), *options]) == 0
+    assert re.search(">baseline(: 1.. ms)?<", picture.read_text())
 
 
 def test_a_budget_marks_an_uncertain_efficiency_and_gains_as_the_table_does() -> None:

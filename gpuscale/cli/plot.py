@@ -88,7 +88,9 @@ def _measurements(
         inputs.validate_choice([first], arguments)
         return Measurements(baseline=inputs.selected(first, *chosen), origins=[_origin(first)])
     results = inputs.read_all_results(paths, one_curve=True)
-    baseline = None if before is None else as_baseline(inputs.read_content(before), before.stem)
+    content = None if before is None else inputs.read_content(before)
+    baseline = as_baseline(content, before.stem) if content and before else None
+    earlier = inputs.selected(content, *chosen).runs if isinstance(content, Results) else ()
     inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
     runs = [run for file in results for run in inputs.selected(file, *chosen).runs]
     if before is not None and baseline is not None:
@@ -99,6 +101,7 @@ def _measurements(
     return Measurements(
         runs=runs,
         baseline=baseline,
+        earlier=earlier,
         injections=results[0].injections,
         origins=[*map(_origin, results), *([_origin(baseline)] if baseline else [])],
     )

@@ -78,6 +78,8 @@ class Measurements:
 
     runs: Sequence[Run] = ()
     baseline: Baseline | None = None
+    earlier: Sequence[Run] = ()
+    """Runs of the results given as a baseline, with the windows that a baseline file lacks."""
     history: History | None = None
     regressed: Collection[JudgedRow] = ()
     """Rows that a comparison calls regressed, and on which night; marked in the history."""

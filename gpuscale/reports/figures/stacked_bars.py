@@ -5,14 +5,17 @@ from itertools import groupby
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.ticker import PercentFormatter
 
 from gpuscale.analysis.efficiency_budget import (
     EfficiencyBudget,
+    TypicalStep,
     efficiency_budgets,
     typical_steps,
 )
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
+from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
@@ -55,31 +58,52 @@ class _Bar(NamedTuple):
     parts: Mapping[str, float]
     shares: Mapping[str, str]
     """Text on each part: the part's share of a step."""
+    is_baseline: bool = False
+    """True for the bar of the baseline, drawn paler, below that of the same row."""
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
     """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
-    budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
+    budgets, before = map(_budgets, _sides(measurements))
     # If there is not room for all bars, those that lost most are shown.
-    worst = sorted(budgets, key=lambda each: each.efficiency.value)[:MOST_BARS]
-    names = distinct_names([each.configuration for each in budgets])
-    bars = [
-        _Bar(
-            case=each.configuration.case,
-            label=row_text(names, each.configuration, each.key.gpus),
-            parts={"efficiency": each.efficiency.value, **each.parts, "rest": each.rest},
-            shares=_share_texts(each),
-        )
-        for each in budgets
-        if each in worst
-    ]
+    by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
+    worst = by_loss[: _most_rows(measurements)]
+    names = distinct_names([configuration for configuration, _ in budgets])
+    bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
+    for (configuration, gpus), each in rows:
+        bars.append(_budget_bar(each, configuration.case, row_text(names, configuration, gpus)))
+        if (earlier := before.get((configuration, gpus))) is not None:
+            bars.append(_budget_bar(earlier, configuration.case, "baseline", is_baseline=True))
     has_gains = any(part < 0 for bar in bars for part in bar.parts.values())
     notes = ["a part below 0 is shorter than in the run without other ranks"] if has_gains else []
     if any(is_uncertain(each.efficiency) for each in worst):
         notes.append(f"{OPEN}: {UNCERTAIN}")
-    left_out = left_out_of("row", len(budgets) - len(bars))
+    left_out = left_out_of("row", len(budgets) - len(rows))
     title = "What the efficiency was lost to"
     return _picture(measurements, title, _SHARE, bars, notes, left_out)
+
+
+def _sides(measurements: Measurements) -> tuple[Sequence[Run], Sequence[Run]]:
+    """Return the current runs and the earlier ones."""
+    return measurements.runs, measurements.earlier
+
+
+def _most_rows(measurements: Measurements) -> int:
+    """Return how many rows have room; with earlier runs, each row may have two bars."""
+    return MOST_BARS // 2 if measurements.earlier else MOST_BARS
+
+
+def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], EfficiencyBudget]:
+    """Return the budgets that have measured parts, keyed by configuration and number of GPUs."""
+    found = ((each.configuration, each.key.gpus, each) for each in efficiency_budgets(runs))
+    return {(configuration, gpus): each for configuration, gpus, each in found if each.parts}
+
+
+def _budget_bar(
+    budget: EfficiencyBudget, case: str, label: str, *, is_baseline: bool = False
+) -> _Bar:
+    parts = {"efficiency": budget.efficiency.value, **budget.parts, "rest": budget.rest}
+    return _Bar(case, label, parts, _share_texts(budget), is_baseline)
 
 
 def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
@@ -93,26 +117,32 @@ def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
 
 def phases_picture(measurements: Measurements) -> Picture | None:
     """Draw the phases of an average step in each row, a panel per case; None without phases."""
-    steps = typical_steps(measurements.runs)
-    longest_s = max((step.time_s for step in steps.values()), default=0.0)
+    steps, before = map(typical_steps, _sides(measurements))
+    shown = [*steps.items()][: _most_rows(measurements)]
+    longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
     names = distinct_names([point.configuration for point in steps])
     bars = []
-    for point, step in [*steps.items()][:MOST_BARS]:
+    for point, current in shown:
         row = row_text(names, point.configuration, point.gpus)
-        times_s = {name: time_s for name, time_s in step.phases_s.items() if time_s is not None}
-        bars.append(
-            _Bar(
-                case=point.configuration.case,
-                label=f"{row}: {format_seconds(step.time_s)}",
-                parts={name: time_s * per_s for name, time_s in times_s.items()},
-                shares={name: whole_percent(part / step.time_s) for name, part in times_s.items()},
-            )
-        )
+        for name, step in ((row, current), ("baseline", before.get(point))):
+            if step is not None:
+                bars.append(_phases_bar(step, point.configuration.case, name, per_s))
     notes = ["an average step, of the slowest rank; communication: not hidden by the backward"]
-    left_out = left_out_of("row", len(steps) - len(bars))
+    left_out = left_out_of("row", len(steps) - len(shown))
     title = "An average step, phase by phase"
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)
+
+
+def _phases_bar(step: TypicalStep, case: str, name: str, per_s: int) -> _Bar:
+    times_s = {phase: time_s for phase, time_s in step.phases_s.items() if time_s is not None}
+    return _Bar(
+        case=case,
+        label=f"{name}: {format_seconds(step.time_s)}",
+        parts={phase: time_s * per_s for phase, time_s in times_s.items()},
+        shares={phase: whole_percent(part / step.time_s) for phase, part in times_s.items()},
+        is_baseline=name == "baseline",
+    )
 
 
 def _picture(
@@ -126,6 +156,10 @@ def _picture(
     """Draw bars, with one panel for each case; return None without bars."""
     if not bars:
         return None
+    # A page, which names no origins, promises no bars of the baseline.
+    has_promised = measurements.baseline is not None and measurements.origins
+    if has_promised and not any(bar.is_baseline for bar in bars):
+        notes = [*notes, "the baseline has no such parts of these rows, so it is not drawn"]
     # The bar with the most parts determines the order in which the parts of all bars are stacked.
     fullest = sorted(bars, key=lambda bar: -len(bar.parts))
     parts = [*dict.fromkeys(name for bar in fullest for name in bar.parts)]
@@ -152,18 +186,19 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         begins = [(gains if widths[at] < 0 else losses)[at] for at in places]
         fill = _FILLS.get(name, _LIGHT)
         is_seen = max(map(abs, widths)) >= _LEAST_SEEN * longest
+        paler = [(1 + level) / 2 for level in to_rgb(fill)]
         boxes = axes.barh(
             places,
             widths,
             left=begins,
             height=_BAR_HEIGHT,
-            color=fill,
+            color=[paler if bar.is_baseline else fill for bar in bars],
             edgecolor=SURFACE,
             linewidth=0.6,
             # matplotlib's legend leaves out labels that begin with an underscore.
             label=name if is_seen else f"_{name}",
         )
-        axes.bar_label(
+        texts = axes.bar_label(
             boxes,
             [
                 bar.shares.get(name, "") if width >= _LEAST_LABELLED * longest else ""
@@ -171,8 +206,10 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
             ],
             label_type="center",
             fontsize=6.5,
-            color="#ffffff" if fill in (_BLUE, _DARK) else "#000000",
         )
+        for text, bar in zip(texts, bars, strict=True):
+            is_dark = fill in (_BLUE, _DARK) and not bar.is_baseline
+            text.set_color("#ffffff" if is_dark else "#000000")
         for at, width in enumerate(widths):
             (gains if width < 0 else losses)[at] += width
     for place, bar in enumerate(bars):
