@@ -223,10 +223,10 @@ class Training:
         if (name := not_finite(self._own_model)) is not None:
             found.append(f"parameter {name}")
         if found:
+            are = "is not a finite number" if len(found) == 1 else "are not finite numbers"
             raise InvalidTrainingError(
                 f"rank {self.strategy.rank} diverged within {self._steps} steps: "
-                f"{' and '.join(found)} is not a finite number; choose a smaller learning rate or "
-                "a larger batch"
+                f"{' and '.join(found)} {are}; choose a smaller learning rate or a larger batch"
             )
 
 
