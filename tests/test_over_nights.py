@@ -250,10 +250,10 @@ def test_nights_that_differ_much_are_not_called_steady() -> None:
         ([251, 261, 309, 582, 576], "+74.8 %", "UNCLEAR"),
         ([251, 261, 309, 582, 576, 586], "+59.1 %", "UNCLEAR"),
         # The last night shows the step; from then on it is compared with those after it.
-        ([251, 261, 309, 582, 576, 586, 568], "−2.3 %", "STEADY"),
-        ([251, 261, 582, 576, 586, 568], "−2.3 %", "STEADY"),
+        ([251, 261, 309, 582, 576, 586, 568], "−2.3 %, new level", "STEADY"),
+        ([251, 261, 582, 576, 586, 568], "−2.3 %, new level", "STEADY"),
         ([251, 261, 582, 576, 586, 568, 580], "+0.4 %", "STEADY"),
-        ([250, 251, 252, 250, 300, 301, 400], "+33.1 %", "UNCLEAR"),
+        ([250, 251, 252, 250, 300, 301, 400], "+33.1 %, new level", "UNCLEAR"),
     ],
 )
 def test_few_nights_say_no_more_than_they_tell(
@@ -281,6 +281,27 @@ def test_a_history_shows_the_numbers_of_its_last_five_nights_within_the_terminal
         _, of_nights = said.split("step time of the last nights:\n")
         assert re.findall(r"(\d+) ms", of_nights) == ["101", "102", "103", "104", "105"]
     assert "of the last nights" not in render(history_of(nights[:1]), Screen())
+
+
+def test_a_history_says_what_the_comparison_finds_beyond_it_and_marks_no_usual_night(
+    tmp_path: Path,
+) -> None:
+    # As a user measured them; the last two nights had a real loss.
+    on_1 = (10.65, 11.05, 10.27, 10.07, 10.0, 9.85, 14.11, 14.78)
+    on_2 = (15.4, 14.8, 14.89, 15.77, 14.31, 15.1, 19.43, 18.26)
+    for night, (one, two) in enumerate(zip(on_1, on_2, strict=True)):
+        runs = [run(n, ms / 1e3, index=i) for n, ms in ((1, one), (2, two)) for i in (1, 2, 3)]
+        text = results_text(night_of(night, *runs, hours=24 * night))
+        (tmp_path / f"{night}.jsonl").write_text(text)
+    told = " ".join(gpuscale("history", tmp_path).stdout.split())
+    assert told.startswith("SLOWER 1 of 2 rows from 2026-09-27 on")
+    assert "; UNCLEAR 1 of 2 rows with too few nights to tell, throughput: " in told
+    assert " judged REGRESSED by compare --history: 2 of 2 rows: " in told
+    assert "−4.5 %, new level" in told
+    assert "far from the other nights" not in told
+    files = sorted(tmp_path.iterdir())
+    steady = gpuscale("history", *files[:6]).stdout
+    assert "far from the other nights" not in steady
 
 
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:

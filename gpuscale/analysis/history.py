@@ -201,14 +201,18 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
     values = [nights[i].log_costs[point] for i in indices]
     found = level_changes(values)
     levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
-    far = [
-        begin + i
-        for begin, end in levels
-        if end - begin > FEWEST_NIGHTS
-        for i in outlying(values[begin:end])
-    ]
     begin = found[-1].onset if found else 0
     level = values[begin:]
+    suspect = suspect_nights(level) if len(level) <= REMEMBERED else 0
+    # Several last nights that may be a new level are not outliers of the old one.
+    usual = len(values) - (suspect if suspect > 1 else 0)
+    far = [
+        first + i
+        for first, end in levels
+        if end - first > FEWEST_NIGHTS
+        for i in outlying(values[first:end])
+        if first + i < usual
+    ]
     changes = tuple(
         RowChange(
             point=point,
@@ -239,7 +243,7 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
         is_unclear=(
             last is not None
             and len(level) <= REMEMBERED
-            and (is_far(values, last) or suspect_nights(level) > 1)
+            and (is_far(values, last) or suspect > 1)
             # During a slow drift, which is reported anyway, the latest night is always far off.
             and not (alone or lost is not None)
         ),

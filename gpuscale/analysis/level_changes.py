@@ -36,8 +36,7 @@ _STEP_ALARMS = 0.002
 """One-sided significance level of testing two nights for a step. It is divided by the number of
 nights before them, so that a long series adds few false alarms."""
 _FAR = 5 / 3
-"""Factor by which a change of level must be larger if the two nights that show it disagree: one of
-them may be an outlier."""
+"""Factor for a change of level if the two nights that show it disagree: one may be an outlier."""
 _FEW_NIGHTS = 9
 """Minimum number of nights for which mean and deviation are used; medians are used for fewer, since
 a change among few nights would hide in their deviation."""
@@ -134,7 +133,8 @@ def is_far(values: Sequence[float], departure: float) -> bool:
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
     """Return the indices of outliers among the nights of one level; empty if there are too many."""
-    level, far = statistics.median(values), _nearest_outlying(values)
+    level, is_few = statistics.median(values), len(values) < _FEW_NIGHTS
+    far = max(_nearest_outlying(values), step_size(values) if is_few else 0.0)
     found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
     return found if are_few(found, values) else ()
 

@@ -16,7 +16,7 @@ from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, baseline_of_results, sides_of
-from gpuscale.records import Baseline, Comparison, Results
+from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Verdict
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
@@ -152,13 +152,25 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def open_verdict(
     nights: Sequence[Results], history: History, arguments: argparse.Namespace
 ) -> View | None:
-    """Compare the last night with earlier ones if the history leaves open whether it is slower."""
-    said = verdict(history)
-    if not history.is_unusual and (said is None or said[0] != UNCLEAR):
-        return None
+    """Compare the last night with earlier ones; None if the history's verdict says the same."""
     results = last_night(nights)
+    tonight = {each.allocation_of(run) for each in results for run in each.runs}
+    if (said := verdict(history)) is None or history.nights[-1].allocation not in tonight:
+        return None
     reference = reference_of_nights(None, nights, results)
-    return view_of(judged(reference, results, [], arguments), results)
+    comparison = judged(reference, results, [], arguments)
+    rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}
+
+    def is_said(entry: EntryVerdict) -> bool:
+        row = rows.get((entry.configuration, entry.key.gpus)) if entry.configuration else None
+        if row is not None and row.nights[-1] < len(history.nights) - 1:
+            return entry.verdict is Verdict.MISSING
+        return entry.verdict.is_loss if row and row.recent_loss else entry.verdict.is_pass
+
+    is_open = history.is_unusual or UNCLEAR in " ".join(said)
+    if not is_open and all(map(is_said, comparison.entries)):
+        return None
+    return view_of(comparison, results)
 
 
 def outputs_of(

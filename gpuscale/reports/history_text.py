@@ -14,7 +14,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
 from gpuscale.reports.screen import Screen, wrapped
 
-STANDING = "speed against before"
+STANDING = "speed against level"
 _MOST_NAMED = 2
 """Maximum number of rows that the verdict names for each problem."""
 _MOST_NODES = 8
@@ -147,7 +147,7 @@ def verdict(history: History) -> tuple[str, str] | None:
         if row.departure is not None and row.nights[-1] == last
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
-    blurred = [row for row in rows if _is_weak(row) and row.recent_loss is None]
+    blurred = [row for row in rows if _is_weak(row) and not (row.recent_loss or row.is_unclear)]
     ends = [*map(rough_percent, sorted(row.smallest_loss or 0.0 for row in blurred))] or [""]
     only_large = (
         " with nights that vary so widely that only a lasting loss above "
@@ -164,13 +164,14 @@ def verdict(history: History) -> tuple[str, str] | None:
         (UNCLEAR, unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
-    verdicts = {
-        word: f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}"
+    verdicts = [
+        f"{word} {len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}"
         for word, texts, what in found
         if texts
-    }
+    ]
     if verdicts:
-        return next(iter(verdicts)), "; ".join(verdicts.values())
+        word, _, text = "; ".join(verdicts).partition(" ")
+        return word, text
     steady = sum(not row.nights_missing for row in rows)
     since = max((event.night for event in history.events), default=0)
     return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
@@ -207,6 +208,8 @@ def standings(history: History, *, with_batches: bool = True) -> list[dict[str, 
         else:
             standing = phrases.percent_text(row.departure)
             standing += ", stands out" if row.stands_out else ""
+            is_new = row.changes and row.level_nights <= FEWEST_NIGHTS
+            standing += ", new level" if is_new else ""
         changed = "none"
         if row.changes:
             last = row.changes[-1]
