@@ -165,7 +165,10 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     assert path.read_bytes() == before
     assert shell(*added("n20", "n21", "n23")).returncode == 0
     assert shell(*added("n22"), "--accept", "all").returncode == 2
-    assert shell(*added("n22"), "--accept", "all", "--reason", "new NCCL").returncode == 0
+    # Beside three nights at the old level, it leaves one night little to find.
+    approved = (*added("n22"), "--accept", "all", "--reason", "new NCCL")
+    assert "mnist_cnn/ddp on 2 GPUs from 23 %" in shell(*approved).stderr
+    assert shell(*approved, "--weak").returncode == 0
     assert len(read_baseline(path).history) == 2
 
 
@@ -243,3 +246,33 @@ def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> No
     assert "; only losses above 20 % would be found in 19 of 20" in answer.stderr
     assert path.read_bytes() == before
     assert shell(*added(*names), *accepted, "--weak").returncode == 0
+
+
+def test_a_baseline_of_nights_promises_what_compare_then_says_of_one_more(shell: Shell) -> None:
+    def night(name: str, slow: float) -> Path:
+        times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
+        return shell.write(name, measured(times, job_id=name))
+
+    names = [f"n{number}" for number in range(7)]
+    for name, slow in zip(names, (1.0, 1.03, 0.97, 1.02, 0.98, 1.01, 0.99), strict=True):
+        night(name, slow)
+    files = [f"{name}.jsonl" for name in names]
+    record = ("baseline", "record", *files[:6], "--cluster", "Here", "-o", "b.json")
+    promised = shell(*record).stdout
+    loss = promised.rpartition("one night of 3 runs a row would find: ")[2].strip()
+    assert f"; a loss of {loss} would be found in 19 of 20 nights" in " ".join(
+        shell("compare", "b.json", files[6]).stdout.split()
+    ), promised
+
+
+def test_a_baseline_is_too_weak_if_one_night_finds_little_whatever_all_would(shell: Shell) -> None:
+    for number, slow in enumerate((1.0, 1.08, 0.92, 1.06, 0.94, 1.02)):
+        times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
+        shell.write(f"n{number}", measured(times, job_id=f"n{number}"))
+    files = [f"n{number}.jsonl" for number in range(6)]
+    record = ("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
+    refused = " ".join(shell(*record).stderr.split())
+    assert (
+        "nothing was written: add nights of more runs (--runs) while nothing else runs" in refused
+    )
+    assert not (shell.folder / "b.json").exists()

@@ -1,6 +1,8 @@
 """Baselines from measured runs, and how they change: what goes in, and what is refused."""
 
+import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +12,9 @@ from changing import replace
 from format_page import example
 
 from gpuscale.base.errors import UsageError
-from gpuscale.cli.baseline_update import accepted, additions
+from gpuscale.cli.baseline_update import accepted, additions, smallest_losses
 from gpuscale.judge.baseline import baseline_from_results, entries_of, proposals, revised
+from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, Configuration, GpuDevice, Results, Run
 from gpuscale.store.file_formats import decode_baseline, decode_results, encode_baseline
 
@@ -228,3 +231,25 @@ def test_a_loss_is_kept_out_of_a_growing_baseline_and_good_nights_are_not() -> N
                 baseline = revised(baseline, chosen, [now], reason=why, at=AT)
     assert refused <= 0.06 * good_nights
     assert refused_losses >= 0.95 * loss_nights
+
+
+def drawn_night(draw: random.Random, name: str, runs: int, spread: tuple[float, float]) -> Results:
+    """Draw a night; `spread` is the deviation between nights and that between runs."""
+    level = draw.gauss(0, spread[0])
+    logs = {n: [level + draw.gauss(0, spread[1]) for _ in range(runs)] for n in (1, 2)}
+    return measured({n: [*map(math.exp, of_row)] for n, of_row in logs.items()}, job_id=name)
+
+
+@pytest.mark.parametrize(("nights", "runs"), [(1, 6), (3, 3), (6, 3), (6, 1)])
+def test_the_promise_of_a_baseline_is_what_one_more_night_finds(nights: int, runs: int) -> None:
+    apart = []
+    for seed in range(40):
+        draw = random.Random(seed)
+        spread = draw.choice((0.003, 0.02, 0.05)), draw.choice((0.003, 0.02))
+        made = [drawn_night(draw, f"n{number}", runs, spread) for number in range(nights + 1)]
+        baseline = baseline_from_results(made[:-1], name="b", cluster="c")
+        promised = {each.label: each.loss for each in smallest_losses(baseline)}
+        for entry in compare(baseline, made[-1:]).entries:
+            assert entry.minimum_detectable_loss is not None
+            apart.append(abs(math.log(promised[entry.label] / entry.minimum_detectable_loss)))
+    assert statistics.median(apart) < 0.2

@@ -12,7 +12,12 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
-from gpuscale.cli.baseline_update import login_name, range_text, smallest_losses, validate_strength
+from gpuscale.cli.baseline_update import (
+    login_name,
+    smallest_losses,
+    strength_text,
+    validate_strength,
+)
 from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
 from gpuscale.cli.inputs import add_selection, read_all_results, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
@@ -83,18 +88,20 @@ def _record(arguments: argparse.Namespace) -> int:
     if not arguments.weak:
         more = 2 * max(map(len, entries.values()))
         file = shlex.quote(visible(str(arguments.results[-1])))
+        wanted = f"add runs (--runs {more} --resume {file})"
+        if len({run.allocation for run in baseline.runs}) > 1:
+            wanted = "add nights of more runs (--runs)"
         remedy = (
-            f"add runs (--runs {more} --resume {file}) while nothing else runs, or longer ones "
+            f"{wanted} while nothing else runs, or longer ones (--run-seconds), or take it with "
+            "--weak"
         )
-        remedy += "(--run-seconds), or take it with --weak"
         if busy := busy_hosts(baseline.runs):
             remedy = f"wait until the host is idle ({load_text(busy[0][1])}); {remedy}"
         validate_strength(losses, remedy, {})
     _write_new(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
-    text = range_text(losses)
-    say(f"the smallest loss that as many runs again would find: {text}")
+    say(strength_text(baseline, losses))
     return ExitCode.OK
 
 

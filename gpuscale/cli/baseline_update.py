@@ -3,6 +3,8 @@
 import argparse
 import getpass
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +30,15 @@ from gpuscale.records import Baseline, Results, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
-from gpuscale.reports.phrases import FOUND, verdict_word
+from gpuscale.reports.phrases import FOUND, format_range, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, wrapped
 from gpuscale.reports.show.formats import runs_text, step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
 _MOST_NAMED = 5
+_NIGHTS = 5
+"""Number of a baseline's last nights that show which loss one night would find."""
 _EVERYTHING = "all"
 """Selector that chooses every proposal that can be accepted."""
 
@@ -111,8 +115,7 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         known = {each.label: each.loss for each in old}
         validate_strength(new, remedy, known)
-    found = f"the smallest loss that as many runs again would find: {range_text(new)}"
-    return f"{found}; before: {range_text(old)}"
+    return f"{strength_text(after, new)}; before: {range_text(old)}"
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
@@ -221,7 +224,7 @@ def login_name() -> str | None:
 
 
 class SmallestLoss(NamedTuple):
-    """The smallest loss of an entry that a new measurement with equally many runs would detect."""
+    """The smallest loss of an entry that one night like those of the baseline would detect."""
 
     loss: float
     """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
@@ -234,16 +237,37 @@ class SmallestLoss(NamedTuple):
 
 
 def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
-    """Return the smallest detectable loss of each entry in a baseline, in descending order."""
-    runs = entries_of(baseline.runs)
-    losses = []
-    for entry in compare(baseline, results_of(baseline)).entries:
-        if entry.configuration is not None:
-            loss = entry.minimum_detectable_loss
-            step_time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
-            loss = math.inf if loss is None else loss
-            losses.append(SmallestLoss(loss, entry.label, step_time))
-    return sorted(losses, key=lambda each: -each.loss)
+    """Return the smallest detectable loss of each entry in a baseline, in descending order.
+
+    It is the median over the entry's last nights, each judged as a new night would be.
+    """
+    runs, nights = entries_of(baseline.runs), results_of(baseline)
+    held = [{*entries_of(night.runs)} for night in nights]
+    # Judging all nights takes minutes if they are hundreds.
+    last = {entry: [i for i, of in enumerate(held) if entry in of][-_NIGHTS:] for entry in runs}
+    judged = {
+        i: {
+            EntryId(row.configuration, row.key.gpus): row
+            for row in compare(baseline, [nights[i]]).entries
+            if row.configuration is not None
+        }
+        for i in {i for chosen in last.values() for i in chosen}
+    }
+    found = []
+    for entry, chosen in last.items():
+        rows = [judged[i][entry] for i in chosen]
+        losses = (row.minimum_detectable_loss for row in rows)
+        loss = statistics.median_high(math.inf if loss is None else loss for loss in losses)
+        found.append(SmallestLoss(loss, rows[0].label, step_time_text(runs[entry])))
+    return sorted(found, key=lambda each: -each.loss)
+
+
+def strength_text(baseline: Baseline, losses: Sequence[SmallestLoss]) -> str:
+    """State the losses: `the smallest loss that one night of 3 runs a row would find: 4.3 %`."""
+    counts = Counter((EntryId(r.configuration, r.gpus), r.allocation) for r in baseline.runs)
+    runs = [f"{count}" for count in sorted(counts.values())]
+    night = f"one night of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
+    return f"the smallest loss that {night} would find: {range_text(losses)}"
 
 
 def validate_strength(
