@@ -10,6 +10,7 @@ from changing import replace
 from statements import codes_in, known
 
 from gpuscale.analysis.estimates import Term, difference
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide, required_runs
@@ -59,6 +60,27 @@ def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
     (looked,) = rule.verdict_after(now).entries
     assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
     assert compared.further_runs == looked.entry.further_runs
+
+
+@pytest.mark.parametrize("slower", [1.1, 1.25, 1.3, 1.4])
+def test_a_session_finds_the_change_that_a_comparison_of_its_files_finds(slower: float) -> None:
+    nights = [
+        measured({n: [of * f for f in QUIET_THEN[:3]] for n, of in levels.items()}, job_id=name)
+        for name, levels in (
+            *(("a", {1: 0.1, 2: 0.11}), ("b", {1: 0.106, 2: 0.1078}), ("c", {1: 0.094, 2: 0.1122})),
+            *(("d", {1: 0.103, 2: 0.1111}), ("e", {1: 0.097, 2: 0.1089}), ("f", {1: 0.1, 2: 0.11})),
+        )
+    ]
+    before = baseline_from_results(nights, name="b", cluster="c")
+    times = {1: 0.1, 2: 0.11 * slower}
+    now = measured({n: [of * f for f in QUIET_THEN[:4]] for n, of in times.items()})
+    rule = DecidedVerdict(baseline=before, plan=SequentialPlan(fewest_runs=3, most_runs=8))
+    of_session = rule.verdict_after(now).comparison.entries[1]
+    compared = compare(before, [now]).entries[1]
+    assert of_session.verdict is compared.verdict
+    if compared.verdict is Verdict.REGRESSED:
+        assert of_session.finding is compared.finding
+        assert (of_session.change, of_session.reason) == (compared.change, compared.reason)
 
 
 def _only(now: list[float]) -> EntryVerdict:

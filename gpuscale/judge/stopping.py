@@ -125,8 +125,10 @@ class DecidedVerdict:
             return None
         for row in verdict.entries:
             if (row.entry.key, row.entry.configuration) == wanted:
-                count = row.analysed_after
-                after = "" if count is None else f" after {counted(count, 'run')}"
+                # A row on 1 GPU may have got more runs than were analysed, for speedups.
+                valid = (run for run in results.runs if run.is_valid)
+                made = sum((run.key, run.configuration) == wanted for run in valid)
+                after = "" if row.analysed_after is None else f" after {counted(made, 'run')}"
                 return f"{row.entry.verdict.value}{after}"
         return None
 
@@ -152,7 +154,8 @@ class DecidedVerdict:
         for count in range(self.plan.fewest_runs, self.plan.most_runs + 1):
             if any(session.has_reached(judgement.row, count) for judgement in judged):
                 rows = session.analysed(rows, count)
-        reported = tuple(_reported(row, now) for row, now in zip(rows, judged, strict=True))
+        at_end = assess(sides, choice, ErrorRates(significance=baseline.tolerances.significance))
+        reported = tuple(map(_reported, rows, judged, at_end))
         entries = [row.entry for row in reported]
         still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
         return SessionVerdict(
@@ -257,14 +260,21 @@ def _cannot_be_judged(row: MatchedRow) -> bool:
     return row.obstacle is Verdict.INCOMPARABLE or (row.before is None and row.published is None)
 
 
-def _reported(progress: RowProgress, of_all: Judgement) -> RowProgress:
+def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    If `of_all`, the judgement by all runs, has the same verdict, its numbers are reported.
+    If `of_all`, the judgement by all runs, has the same verdict, its numbers are reported. If a
+    comparison of the same files, `at_end`, finds the same change, so does the session.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:
         progress = replace(progress, entry=of_all.entry)
+    verdict, plain = progress.entry.verdict, at_end.entry
+    if plain.verdict is verdict and (verdict.is_loss or verdict is Verdict.IMPROVED):
+        # Only the smallest loss depends on the error rates of an analysis.
+        smallest = progress.entry.minimum_detectable_loss
+        entry = replace(plain, minimum_detectable_loss=smallest)
+        progress = replace(progress, entry=entry)
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
     entry, few = progress.entry, too_few_valid_runs(row.after)
     if progress.analysed_after is None and entry.verdict.is_judged:
