@@ -149,6 +149,20 @@ def test_words_that_only_training_prints_show_that_it_has_begun(line: str) -> No
         reader_of(None, lines).validate_lines(0, is_late=False)
 
 
+@pytest.mark.parametrize("times", [1, 30])
+def test_a_number_that_never_rises_is_not_proposed_as_the_step(times: int) -> None:
+    lines = [(number * 1.0, "Starting on 1 ranks, batch 64 of 4/9") for number in range(times)]
+    said = reader_of(None, lines).explain_incomplete()
+    assert "--step-regex" not in said
+    assert "print lines of 'GPUSCALE {\"step\": 10}' at each step" in said
+
+
+def test_a_counter_that_begins_anew_with_each_epoch_is_proposed() -> None:
+    lines = [(n * 1.0, f"epoch {n // 2} batch {n % 2 * 50}, loss 0.5") for n in range(31)]
+    said = reader_of("timm", lines).explain_incomplete()
+    assert r"batch\s*(?P<step>\d+)" in said
+
+
 def test_lines_of_hugging_face_name_the_bar_that_was_left_out() -> None:
     line = "{{'loss': 2.3, 'grad_norm': 1.23, 'learning_rate': 0.001, 'epoch': {n}}}"
     lines = [(number * 1.0, line.format(n=number / 100)) for number in range(30)]

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpuscale.base.errors import UsageError
@@ -25,7 +26,7 @@ EPOCH = re.compile(r"\bepoch[\s:=\[#]*(\d+)", re.IGNORECASE)
 HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 _WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
 """Pattern of a whole number that is not part of a decimal number, time or date."""
-_OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}'"
+_OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}' at each step"
 _FEWEST_ALIKE = 20
 _MOST_KINDS = 1000
 _SHORTEST_S = 10.0
@@ -169,9 +170,17 @@ class _Kind:
     is_training: bool
     """True if the lines have a word that only training prints."""
     count: int = 0
+    first: str = ""
     before: str = ""
     """The line of this kind before the latest one."""
     latest: str = ""
+
+    def counts(self, pattern: str) -> bool:
+        """True if the step that a pattern finds rose from one of these lines to the next."""
+        lines = (self.first, self.before, self.latest)
+        found = [re.search(pattern, line) for line in lines]
+        steps = [int(match["step"]) for match in found if match]
+        return any(old < new for old, new in pairwise(steps))
 
 
 class UnreadLines:
@@ -194,6 +203,7 @@ class UnreadLines:
         words = re.sub(r"[^A-Za-z]+", " ", line)
         kind = self._kinds.setdefault(words, _Kind(arrived_s, is_training))
         kind.count, kind.before, kind.latest = kind.count + 1, kind.latest, line.strip()
+        kind.first = kind.first or kind.latest
         is_frequent = kind.count >= _FEWEST_ALIKE and arrived_s - kind.first_s >= _SHORTEST_S
         self.are_training |= is_frequent and kind.is_training
 
@@ -206,9 +216,12 @@ class UnreadLines:
     def reason(self, format_name: str | None) -> str:
         """Explain why no step was found in the lines, and suggest a remedy."""
         if not self._last:
-            return f"it printed nothing to time its steps by; {_OWN_LINES} at each step"
+            return f"it printed nothing to time its steps by; {_OWN_LINES}"
         kinds = reversed(self._kinds.values())
-        shown = max(kinds, key=lambda kind: (kind.is_training, bool(kind.latest), kind.count))
+        shown = max(
+            kinds,
+            key=lambda kind: (kind.is_training and kind.count > 1, bool(kind.latest), kind.count),
+        )
         reads = f"{format_name} does not read" if format_name else "no format known reads"
         line = shown.latest[:_LONGEST_SHOWN]
         return f"{reads} a step in lines such as: {line}; {_remedy(shown)}"
@@ -221,11 +234,13 @@ def _remedy(kind: _Kind) -> str:
         return f"keep the bar of Hugging Face's Trainer (no disable_tqdm=True), or {own}"
     if counter := _COUNTER.search(line):
         pattern = _pattern(line, counter.end() - 1, counter.start())
-        return f"give --step-regex '{pattern}' or the like, or {own}"
+        if pattern and kind.counts(pattern):
+            return f"give --step-regex '{pattern}' or the like, or {own}"
     # In `[2/3] [390/400]`, the first counter counts epochs.
     if counter := max(_TOTAL.finditer(line), key=lambda found: int(found[1]), default=None):
         pattern = _pattern(line, counter.start())
-        return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
+        if pattern and kind.counts(pattern):
+            return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
     if pattern := _rising(kind):
         return (
             f"if that counts steps or epochs, give --step-regex '{pattern}' (for epochs, with the "
