@@ -1,6 +1,7 @@
 """`gpuscale env`: the software of measurements, and what differs between two of them."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from builders.causes import SLOW_LINK, diagnosed, night_of, well
 from changing import replace
 from command_line import gpuscale, refusal
 
+from gpuscale.base.environment import VARIABLE_PREFIXES
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.sides import sides_of
@@ -71,7 +73,8 @@ def test_what_matters_comes_first_and_the_rest_is_counted(files: tuple[Path, Pat
         "triton 3.5 → 3.6",
         "and 17 more packages; --format json lists them",
     ]
-    assert env("diff", files[0], files[0]) == "no difference\n"
+    alike = "no difference in what is recorded (not all environment variables: docs/format.md)\n"
+    assert env("diff", files[0], files[0]) == alike
 
 
 def test_json_has_all_that_differs(files: tuple[Path, Path]) -> None:
@@ -165,3 +168,9 @@ def test_packages_are_counted_beside_a_loss_only() -> None:
 
     assert "packages_changed" in codes(0.2)
     assert "packages_changed" not in codes(0.1)
+
+
+def test_the_page_lists_the_environment_variables_that_are_recorded() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("- `variables`"))
+    assert set(re.findall(r"`(\w+)`", line)) == {"variables", *VARIABLE_PREFIXES}

@@ -26,6 +26,7 @@ MeasuredWith = tuple[Sequence[Environment], Sequence[NodeEvidence]]
 """The software environments of a measurement, and the evidence recorded about its nodes."""
 _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
 """Environment fields with library versions that torch was built with, keyed by library."""
+_ALIKE = "no difference in what is recorded (not all environment variables: docs/format.md)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,7 @@ def changes_text(changes: Changes, packages: Changes) -> str:
     named = [change for change in packages if is_of_stack(change.name)]
     found = sorted([*changes, *named], key=lambda change: stack_rank(change.name))
     lines = [environment_text(change) for change in found]
-    return "\n".join([*lines, *_more(len(packages) - len(named))]) or "no difference"
+    return "\n".join([*lines, *_more(len(packages) - len(named))]) or _ALIKE
 
 
 def software_text(

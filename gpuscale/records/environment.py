@@ -77,7 +77,10 @@ class Environment(Record, frozen=True, kw_only=True):
     """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
-    """Relevant environment variables that are set, such as `NCCL_*` and `OMP_NUM_THREADS`."""
+    """Environment variables that begin with `CUBLAS_`, `CUDA_`, `CUDNN_`, `CXI_`, `FI_`, `GLOO_`,
+    `HIP_`, `HSA_`, `MIOPEN_`, `MKL_`, `MPICH_`, `NCCL_`, `NVIDIA_TF32_OVERRIDE`, `OMP_`,
+    `PYTORCH_`, `RCCL_`, `ROCR_`, `TORCH_`, `TORCHINDUCTOR_` or `UCX_`, except for folders of
+    caches; no others, such as those of a script."""
     cases_revision: Line | None = None
     """Git revision of the repository with the cases; `-dirty` is added for uncommitted changes."""
     scripts: Mapping[Line, Line] = msgspec.field(default_factory=dict)
