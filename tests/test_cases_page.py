@@ -41,6 +41,20 @@ def test_the_example_with_own_data_loads_them(tmp_path: Path) -> None:
     assert run.configuration.data == "real"
 
 
+def test_a_test_asserts_on_the_run_as_the_page_says(tmp_path: Path) -> None:
+    (asserted,) = re.findall(r"^    (assert scaling\(\).*)$", PAGE, re.MULTILINE)
+    spectra = tmp_path / write_examples(tmp_path)[0]
+    fast, ahead = asserted.replace("0.05", "60"), asserted.replace("0.05", "0")
+    for line, exit_code in ((fast, 0), (ahead, 1)):
+        text = re.sub(
+            r"^    (scaling\(\)|assert .*)$", f"    {line}", spectra.read_text(), flags=re.M
+        )
+        spectra.write_text(text)
+        answer = run_pytest(tmp_path, spectra.name, *ARGUMENTS, "--gpus", "1")
+        assert answer.exit_code == exit_code, answer.output
+        assert re.search(r"^results: ", answer.output, re.MULTILINE)
+
+
 def test_the_page_names_everything_that_a_case_can_say_and_every_option_of_ddp() -> None:
     public = {name for name in vars(TrainingCase) if not name.startswith("_")}
     for name in public - {"default_strategy", "options_text", "named_size"}:
