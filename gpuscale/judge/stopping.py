@@ -154,7 +154,10 @@ class DecidedVerdict:
         for count in range(self.plan.fewest_runs, self.plan.most_runs + 1):
             if any(session.has_reached(judgement.row, count) for judgement in judged):
                 rows = session.analysed(rows, count)
-        at_end = assess(sides, choice, ErrorRates(significance=baseline.tolerances.significance))
+        at_end = judged
+        if any(_has_moved(row.entry) for row in rows):
+            rates = ErrorRates(significance=baseline.tolerances.significance)
+            at_end = assess(sides, choice, rates)
         reported = tuple(map(_reported, rows, judged, at_end))
         entries = [row.entry for row in reported]
         still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
@@ -260,6 +263,10 @@ def _cannot_be_judged(row: MatchedRow) -> bool:
     return row.obstacle is Verdict.INCOMPARABLE or (row.before is None and row.published is None)
 
 
+def _has_moved(entry: EntryVerdict) -> bool:
+    return entry.verdict.is_loss or entry.verdict is Verdict.IMPROVED
+
+
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
@@ -269,11 +276,10 @@ def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> Ro
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:
         progress = replace(progress, entry=of_all.entry)
-    verdict, plain = progress.entry.verdict, at_end.entry
-    if plain.verdict is verdict and (verdict.is_loss or verdict is Verdict.IMPROVED):
+    if at_end.entry.verdict is progress.entry.verdict and _has_moved(progress.entry):
         # Only the smallest loss depends on the error rates of an analysis.
         smallest = progress.entry.minimum_detectable_loss
-        entry = replace(plain, minimum_detectable_loss=smallest)
+        entry = replace(at_end.entry, minimum_detectable_loss=smallest)
         progress = replace(progress, entry=entry)
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
     entry, few = progress.entry, too_few_valid_runs(row.after)
