@@ -64,7 +64,7 @@ class _Bar(NamedTuple):
 
 def budget_picture(measurements: Measurements) -> Picture | None:
     """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
-    budgets, before = map(_budgets, _sides(measurements))
+    budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
     worst = by_loss[: _most_rows(measurements)]
@@ -83,11 +83,6 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     return _picture(measurements, title, _SHARE, bars, notes, left_out)
 
 
-def _sides(measurements: Measurements) -> tuple[Sequence[Run], Sequence[Run]]:
-    """Return the current runs and the earlier ones."""
-    return measurements.runs, measurements.earlier
-
-
 def _most_rows(measurements: Measurements) -> int:
     """Return how many rows have room; with earlier runs, each row may have two bars."""
     return MOST_BARS // 2 if measurements.earlier else MOST_BARS
@@ -95,8 +90,8 @@ def _most_rows(measurements: Measurements) -> int:
 
 def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], EfficiencyBudget]:
     """Return the budgets that have measured parts, keyed by configuration and number of GPUs."""
-    found = ((each.configuration, each.key.gpus, each) for each in efficiency_budgets(runs))
-    return {(configuration, gpus): each for configuration, gpus, each in found if each.parts}
+    found = (each for each in efficiency_budgets(runs) if each.parts)
+    return {(each.configuration, each.key.gpus): each for each in found}
 
 
 def _budget_bar(
@@ -117,7 +112,7 @@ def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
 
 def phases_picture(measurements: Measurements) -> Picture | None:
     """Draw the phases of an average step in each row, a panel per case; None without phases."""
-    steps, before = map(typical_steps, _sides(measurements))
+    steps, before = map(typical_steps, (measurements.runs, measurements.earlier))
     shown = [*steps.items()][: _most_rows(measurements)]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
