@@ -20,7 +20,7 @@ from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Verdic
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.history_text import UNCLEAR, verdict
+from gpuscale.reports.history_text import UNCLEAR, verdicts
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
@@ -155,7 +155,8 @@ def open_verdict(
     """Compare the last night with earlier ones; None if the history's verdict says the same."""
     results = last_night(nights)
     tonight = {each.allocation_of(run) for each in results for run in each.runs}
-    if (said := verdict(history)) is None or history.nights[-1].allocation not in tonight:
+    said = dict(verdicts(history))
+    if not said or history.nights[-1].allocation not in tonight:
         return None
     reference = reference_of_nights(None, nights, results)
     comparison = judged(reference, results, [], arguments)
@@ -167,7 +168,7 @@ def open_verdict(
             return entry.verdict is Verdict.MISSING
         return entry.verdict.is_loss if row and row.recent_loss else entry.verdict.is_pass
 
-    is_open = history.is_unusual or UNCLEAR in " ".join(said)
+    is_open = history.is_unusual or UNCLEAR in said
     if not is_open and all(map(is_said, comparison.entries)):
         return None
     return view_of(comparison, results)

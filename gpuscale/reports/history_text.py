@@ -120,11 +120,22 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the verdict and a text on the rows concerned; None if all rows have too few nights."""
+    """Return the gravest verdict, and a text with all; None if all rows have too few nights."""
+    if not (found := verdicts(history)):
+        return None
+    (word, text), *others = found
+    return word, "; ".join((text, *map(" ".join, others)))
+
+
+def verdicts(history: History) -> list[tuple[str, str]]:
+    """Return each verdict that applies, gravest first, with a text on the rows concerned.
+
+    The list is empty if all rows have too few nights.
+    """
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate(history)
     if all(row.nights_missing for row in rows):
-        return None
+        return []
     lost = sorted(
         (
             loss.throughput.value,
@@ -164,17 +175,13 @@ def verdict(history: History) -> tuple[str, str] | None:
         (UNCLEAR, unclear, f" with too few nights to tell, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
-    verdicts = [
-        f"{word} {len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}"
-        for word, texts, what in found
-        if texts
-    ]
-    if verdicts:
-        word, _, text = "; ".join(verdicts).partition(" ")
-        return word, text
     steady = sum(not row.nights_missing for row in rows)
     since = max((event.night for event in history.events), default=0)
-    return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
+    return [
+        (word, f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}")
+        for word, texts, what in found
+        if texts
+    ] or [("STEADY", f"{steady} of {count}: no change since {nights[since]}")]
 
 
 def _is_weak(row: RowHistory) -> bool:

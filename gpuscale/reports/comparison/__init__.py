@@ -99,7 +99,7 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline, next_step = headline_of(comparison, ranked), _next_step(comparison, ranked)
     headline += (("next", next_step),) if next_step else ()
-    explained = _explanations(ranked, dict(headline).get("cause", ""), next_step)
+    explained = _explanations(ranked, next_step)
     return View(
         comparison=comparison,
         results=results,
@@ -120,25 +120,27 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     )
 
 
-def _explanations(rows: Sequence[Row], cause: str, next_step: str) -> Iterator[Explanation]:
+def _explanations(rows: Sequence[Row], next_step: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers
-    of the row with the most devices. `cause` and `next_step` are those of the headline, or empty.
-    Why a cause is unknown is omitted if the headline says it. If the headline has a next step, the
-    first explanation has none; no next step is given twice.
+    of the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
+    the headline has `next_step`, the first explanation has none; no next step is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
+    first = [row.entry.causes[0] for row in sharing(rows)[:1]]
+    unknown = [
+        cause_words.statement(cause) for cause in first if cause.kind is CauseKind.NOT_ESTABLISHED
+    ]
     said = {next_step}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
-        for item in shown.causes:
+        for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (next_step and not number)
             said.add(item.next_step)
-            why = item.line.removeprefix(f"{CauseKind.NOT_ESTABLISHED}: ")
-            if not (is_said and not item.facts and cause.startswith(f"not known: {why}")):
+            if item.facts or not is_said or cause_words.statement(cause) not in unknown:
                 causes.append(item._replace(next_step="") if is_said else item)
         if len({row.explanation for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1

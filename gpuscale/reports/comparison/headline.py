@@ -231,12 +231,8 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
 
     Established causes take precedence; ties go to the cause that cost the most time.
     """
-    heaviest = rows[0].entry.verdict.weight
-    found = [
-        row
-        for row in rows
-        if row.entry.verdict.weight == heaviest and row.entry.causes and _has_lost(row)
-    ]
+    heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
+    found = [row for row in heaviest if row.entry.causes and _has_lost(row)]
     groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
