@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statements import known
 
-from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets, rank_skews
+from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.scaling import scaling_points
+from gpuscale.analysis.steps import steps_of
 from gpuscale.records import EntryKey, Estimate, Phases, Run
 from gpuscale.records.configuration import DataKind
 from gpuscale.reports.show.step_parts import budget_lines, budget_text
@@ -114,9 +115,9 @@ def test_one_rank_slower_by_a_fifth_is_booked_as_skew_of_that_rank(ranks: int) -
     budget = only_budget(ONE, slowed)
     assert budget.parts["skew"] == pytest.approx(0.02 / 0.12)
     assert (budget.parts["communication"], budget.rest) == pytest.approx((0, 0))
-    (skew,) = rank_skews([slowed])
-    assert skew.slowest is slowed.ranks[-1]
-    assert skew.skew_s / skew.median_pace_s == pytest.approx(0.2)
+    (skew,) = steps_of([slowed])
+    assert skew.slowest.rank == slowed.ranks[-1].rank
+    assert skew.skew_s / skew.median.pace_s == pytest.approx(0.2)
 
 
 def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
@@ -141,7 +142,7 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
 )
 def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_named: bool) -> None:
     its = [replace(COMPUTING, data_s=wait_s) for wait_s in waits_s]
-    waiting = phased_run(its, configuration=replace(CNN, data=data))
+    waiting = phased_run(its, communication_s=0.0, configuration=replace(CNN, data=data))
     lines = "\n".join(budget_lines([waiting]))
     assert ("--data-workers" in lines) is is_named
     assert ("16.7 %" in lines) is is_named
@@ -150,7 +151,7 @@ def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_name
 def test_a_rank_without_a_pace_leaves_the_skew_unknown() -> None:
     two = phased_run([COMPUTING] * 2, communication_s=0.01)
     silent = replace(two, ranks=(two.ranks[0], replace(two.ranks[1], pace_s=None)))
-    assert not rank_skews([silent])
+    assert not steps_of([silent])
     assert "skew" not in only_budget(ONE, silent).parts
 
 
@@ -201,8 +202,8 @@ def test_printed_points_add_up_and_stay_within_a_point(
 
 def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
     def line(factor: float) -> str:
-        alone, first = (phased_run([COMPUTING] * gpus) for gpus in (1, 2))
-        second = phased_run([COMPUTING.scaled(factor)] * 2, index=2)
+        alone, first = (phased_run([COMPUTING] * gpus, communication_s=0.0) for gpus in (1, 2))
+        second = phased_run([COMPUTING.scaled(factor)] * 2, index=2, communication_s=0.0)
         return [*budget_lines([alone, replace(alone, index=2), first, second])][1]
 
     assert "  E 1.00 = 1 " in line(1.0)

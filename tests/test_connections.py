@@ -14,9 +14,9 @@ from measuring import Session, run_pytest, write_case
 from nccl_speaks import CASE, SAID, SPEAK
 from test_diagnose_causes import row, step
 
+from gpuscale.analysis.steps import Step
 from gpuscale.judge.diagnose.causes import environment, lost_parts
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.diagnose.step_parts import Step
 from gpuscale.records import NodeEvidence, Run
 from gpuscale.reports import cause_words
 

@@ -12,11 +12,11 @@ from builders.comparisons import PEAK_MEMORY, entry, peak_memory
 from builders.nights import Fault, Night
 from changing import replace
 
+from gpuscale.analysis.steps import Rank, Step
 from gpuscale.judge import diagnose
 from gpuscale.judge.diagnose.causes import device_faults, lost_parts, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed
 from gpuscale.judge.diagnose.evidence import RowEvidence
-from gpuscale.judge.diagnose.step_parts import Rank, Step
 from gpuscale.records import (
     METRICS_BY_NAME,
     Configuration,

@@ -7,17 +7,10 @@ from builders import gpu_summary, phased_run, phases, run, with_values
 from builders.causes import row_of
 from changing import replace
 
+from gpuscale.analysis.steps import Part, Rank, Step, steps_of
 from gpuscale.judge.diagnose.causes import straggler_in_all_runs, stragglers
 from gpuscale.judge.diagnose.evidence import PointEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import (
-    Part,
-    PartChange,
-    Rank,
-    Step,
-    changes_of,
-    step_of,
-    stragglers_of,
-)
+from gpuscale.judge.diagnose.step_parts import PartChange, changes_of, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, Onset
@@ -224,13 +217,12 @@ def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() ->
 
 def test_a_run_is_taken_apart_where_the_pace_and_the_phases_of_each_rank_are_known() -> None:
     whole = phased_run([phases(forward_s=2.0), phases(forward_s=3.0)], communication_s=0.5)
-    found = step_of(whole)
-    assert found is not None
+    (found,) = steps_of([whole])
     assert [found.communication_s, found.skew_s] == pytest.approx([0.5, 1.0])
-    assert step_of(replace(whole, unsynced_windows=())) is None
+    assert not steps_of([replace(whole, unsynced_windows=())])
     for lacking in ({"pace_s": None}, {"phases": None}):
         ranks = (whole.ranks[0], replace(whole.ranks[1], **lacking))
-        assert step_of(replace(whole, ranks=ranks)) is None
+        assert not steps_of([replace(whole, ranks=ranks)])
 
 
 @pytest.mark.parametrize(

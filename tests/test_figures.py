@@ -32,6 +32,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
@@ -240,6 +241,13 @@ def test_bars_of_a_baseline_are_paler_below_those_of_the_same_row(name: str) -> 
     many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
     picture = drawn(name, Measurements(runs=many, earlier=slower))
     assert f"{rows * (MOST_BARS + 3) - MOST_BARS // 2} more rows" in notes_below(picture)
+
+
+def test_the_phases_of_a_recorded_baseline_are_drawn_as_bars() -> None:
+    runs = [of_phases(gpus) for gpus in (1, 2)]
+    before = baseline_from_results([results(*runs)], name="x", cluster="x", minimum_runs=1)
+    (axes,) = drawn("phases", Measurements(runs=runs, baseline=before)).figure.axes
+    assert "baseline: 125 ms" in [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize("name", ["budget", "phases"])

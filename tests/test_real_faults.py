@@ -7,7 +7,7 @@ import pytest
 from measuring import Session, run_pytest, write_case
 from statements import known
 
-from gpuscale.analysis.efficiency_budget import rank_skews
+from gpuscale.analysis.steps import steps_of
 from gpuscale.records import Phases, Run
 
 # Their times are those of this machine, so that nothing may run beside them.
@@ -57,7 +57,7 @@ def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_pat
     session, run = measured(tmp_path, NAPPING, "--gpus", "2", *faults)
     for phases in phases_of_ranks(run):
         assert 0.004 < phases.data_s < 0.006
-    (skew,) = rank_skews([run])
+    (skew,) = steps_of([run])
     # Half of the pace without faults, which is 20 ms and what a tiny step takes.
     assert skew.slowest.rank == 1
     assert 0.008 < skew.skew_s < 0.016
@@ -70,7 +70,7 @@ def test_slower_computation_shows_as_forward_of_all_ranks(tmp_path: Path) -> Non
     for phases in phases_of_ranks(run):
         assert 0.029 < phases.forward_s < 0.034
         assert phases.data_s < 0.002
-    (skew,) = rank_skews([run])
+    (skew,) = steps_of([run])
     assert skew.skew_s < 0.003
 
 

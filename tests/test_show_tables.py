@@ -255,10 +255,11 @@ def test_communication_in_the_forward_pass_is_taken_out_of_it_and_not_of_the_bac
     assert shown == ["6.38", "1.45", "2.50"]
 
 
-def test_extreme_windows_take_no_part() -> None:
-    runs = [
-        phased_run([WORKSHOP.scaled(factor)], index=index)
-        for index, factor in enumerate([1.0, 1.1, 5.0], start=1)
-    ]
-    text = phases_shown(*runs)
-    assert table_row(text, "mnist_cnn/ddp", 1)["step"] == "11.0 ms"
+def test_phases_are_those_of_the_median_rank_and_the_slowest_one_s_lag_is_skew() -> None:
+    ranks = [WORKSHOP, WORKSHOP, replace(WORKSHOP, forward_s=WORKSHOP.forward_s + 0.003)]
+    text = phases_shown(phased_run(ranks, communication_s=0.001))
+    row = table_row(text, "mnist_cnn/ddp", 3)
+    shown = [row[name].split(" ms")[0] for name in ("forward", "communication", "skew")]
+    assert shown == ["6.38", "1.00", "3.00"]
+    assert row["sum"] == "100.0 %"
+    assert "what the slowest rank takes longer than the median rank" in " ".join(text.split())

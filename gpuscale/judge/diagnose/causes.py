@@ -9,16 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.steps import Part, Step
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import (
-    Part,
-    PartChange,
-    Step,
-    most_slowed_phase,
-    stragglers_of,
-)
+from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import (

@@ -2,15 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
+from gpuscale.analysis.steps import Part, Rank, Step, steps_of
 from gpuscale.base.grouping import by_key
-from gpuscale.judge.diagnose.step_parts import Part, PartChange, Rank, Step, changes_of, step_of
+from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -156,7 +157,7 @@ def points_of(
             continue
         now = sides.after.by_point.get(key)
         runs, runs_after = then.valid, now.valid if now else []
-        before, after = _steps(runs), _steps(runs_after)
+        before, after = steps_of(runs), steps_of(runs_after)
         found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,
             before=before,
@@ -192,10 +193,6 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
         nodes=known[lost_on[0]].nodes,
         spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
     )
-
-
-def _steps(runs: Iterable[Run]) -> tuple[Step, ...]:
-    return tuple(step for run in runs if (step := step_of(run)) is not None)
 
 
 def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:

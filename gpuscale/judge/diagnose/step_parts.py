@@ -1,26 +1,17 @@
-"""Divide training steps into parts, compute the change of each part, and find straggling ranks.
-
-The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
-the communication time, the slowest rank's pace and a remainder. The slowest rank's pace is the sum
-of the median rank's data and computing times and the skew. A slow rank makes the others wait inside
-their all-reduce, so the phases of individual ranks do not show the communication time: it is
-measured as the difference between steps with and without synchronisation.
-"""
+"""Compute the change of each part of a step, and find straggling ranks."""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
 from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
 from gpuscale.analysis.probabilities import t_quantile
-from gpuscale.records import Phases, Run
+from gpuscale.analysis.steps import Part, Rank, Step
 from gpuscale.records.cause import Cause, CauseKind, PhaseChange
 
 NAMED_SHARE = 0.1
@@ -39,98 +30,6 @@ _RUN_FRACTION = 2 / 3
 """A straggler lags in at least this fraction of the runs with unusual skew."""
 _RankId = tuple[str, tuple[str, ...], int | None]
 """Identity of a rank across runs: its host, with either its devices or its rank number."""
-
-
-class Part(StrEnum):
-    """Parts of a step's time; `SKEW` is the slowest rank's lag, `REST` the remainder."""
-
-    COMMUNICATION = "communication"
-    DATA = "data"
-    COMPUTING = "computing"
-    SKEW = "skew"
-    REST = "rest"
-
-
-class Rank(NamedTuple):
-    """A rank's step time without synchronisation (its pace) and its phases, in seconds per step."""
-
-    rank: int
-    host: str
-    device_uuids: tuple[str, ...]
-    pace_s: float
-    phases: Phases
-
-    @property
-    def data_s(self) -> float:
-        """Seconds per step for which the rank waits for batches and copies them to the device."""
-        return self.phases.data_s + self.phases.h2d_s
-
-    @property
-    def computing_s(self) -> float:
-        """Time the rank computes, in seconds per step: its pace minus its wait for data."""
-        return self.pace_s - self.data_s
-
-    @property
-    def backward_s(self) -> float:
-        """Computing time outside the forward pass and the optimizer, in seconds per step."""
-        return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """An average step of one run, divided into parts that add up to the step time."""
-
-    time_s: float
-    communication_s: float | None
-    """Communication time that does not overlap with computing; None for a single rank."""
-    ranks: tuple[Rank, ...]
-    """All ranks, fastest first."""
-    run: Run
-
-    @property
-    def median(self) -> Rank:
-        """The rank of median pace; with an even number of ranks, the faster of the middle two."""
-        return self.ranks[(len(self.ranks) - 1) // 2]
-
-    @property
-    def slowest(self) -> Rank:
-        """The rank that the others wait for."""
-        return self.ranks[-1]
-
-    @property
-    def skew_s(self) -> float:
-        """Seconds per step by which the slowest rank lags behind the median rank."""
-        return self.slowest.pace_s - self.median.pace_s
-
-    @property
-    def parts(self) -> Mapping[Part, float]:
-        """Seconds spent in each part of a step; with one rank, only data loading and computing."""
-        own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
-        if self.communication_s is None:
-            return own
-        return own | {
-            Part.COMMUNICATION: self.communication_s,
-            Part.SKEW: self.skew_s,
-            Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
-        }
-
-
-def step_of(run: Run) -> Step | None:
-    """Divide the average step of a valid run into parts; None if evidence is missing."""
-    ranks = [
-        Rank(report.rank, report.host, report.device_uuids, report.pace_s, report.phases)
-        for report in run.ranks
-        if report.pace_s is not None and report.phases is not None
-    ]
-    exposed_s = run.measured.get("exposed_communication_s")
-    if not ranks or len(ranks) < len(run.ranks) or (len(ranks) > 1 and exposed_s is None):
-        return None
-    return Step(
-        time_s=run.step_time_s,
-        communication_s=exposed_s if len(ranks) > 1 else None,
-        ranks=tuple(sorted(ranks, key=lambda rank: rank.pace_s)),
-        run=run,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

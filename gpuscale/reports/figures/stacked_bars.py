@@ -8,12 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import PercentFormatter
 
-from gpuscale.analysis.efficiency_budget import (
-    EfficiencyBudget,
-    TypicalStep,
-    efficiency_budgets,
-    typical_steps,
-)
+from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
+from gpuscale.analysis.steps import TypicalStep, typical_steps
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures.picture import (
@@ -42,7 +38,8 @@ _FILLS = {
     **dict.fromkeys(("communication", "bubble"), "#d55e00"),
     "data": "#56b4e9",
     "h2d": "#e69f00",
-    **dict.fromkeys(("forward", "skew", "imbalance"), _BLUE),
+    "forward": _BLUE,
+    **dict.fromkeys(("skew", "imbalance"), "#f0e442"),
     **dict.fromkeys(("backward", "micro-batching"), "#009e73"),
     "optimizer": "#cc79a7",
     **dict.fromkeys(("wait", "rest"), _DARK),
@@ -67,7 +64,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
-    worst = by_loss[: _most_rows(measurements)]
+    worst = by_loss[: _most_rows(measurements.earlier)]
     names = distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
     for (configuration, gpus), each in rows:
@@ -83,9 +80,9 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     return _picture(measurements, title, _SHARE, bars, notes, left_out)
 
 
-def _most_rows(measurements: Measurements) -> int:
-    """Return how many rows have room; with earlier runs, each row may have two bars."""
-    return MOST_BARS // 2 if measurements.earlier else MOST_BARS
+def _most_rows(before: Sequence[Run]) -> int:
+    """Return how many rows have room; with runs of a baseline, each row may have two bars."""
+    return MOST_BARS // 2 if before else MOST_BARS
 
 
 def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], EfficiencyBudget]:
@@ -112,8 +109,8 @@ def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
 
 def phases_picture(measurements: Measurements) -> Picture | None:
     """Draw the phases of an average step in each row, a panel per case; None without phases."""
-    steps, before = map(typical_steps, (measurements.runs, measurements.earlier))
-    shown = [*steps.items()][: _most_rows(measurements)]
+    steps, before = map(typical_steps, (measurements.runs, measurements.runs_before))
+    shown = [*steps.items()][: _most_rows(measurements.runs_before)]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
     names = distinct_names([point.configuration for point in steps])
@@ -123,7 +120,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
         for name, step in ((row, current), ("baseline", before.get(point))):
             if step is not None:
                 bars.append(_phases_bar(step, point.configuration.case, name, per_s))
-    notes = ["an average step, of the slowest rank; communication: not hidden by the backward"]
+    notes = ["an average step of the median rank; communication: not hidden by the backward"]
     left_out = left_out_of("row", len(steps) - len(shown))
     title = "An average step, phase by phase"
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)

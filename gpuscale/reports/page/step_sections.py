@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.efficiency_budget import efficiency_budgets, typical_steps
+from gpuscale.analysis.efficiency_budget import efficiency_budgets
+from gpuscale.analysis.steps import typical_steps
 from gpuscale.base.text import format_seconds, whole_percent
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
@@ -49,7 +50,7 @@ def phases(subject: Subject) -> Section | None:
         caption="The time of each phase, and in small type its share of the step",
         rows=phase_cells(steps),
     )
-    notes = _few([*phase_notes(steps, "the judged step time, in the rows above,")])
+    notes = _few([*phase_notes(steps)])
     return Section(title="Phases", figures=pictures(subject, "phases"), tables=[table], notes=notes)
 
 

@@ -3,18 +3,12 @@
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.efficiency_budget import (
-    EfficiencyBudget,
-    TypicalStep,
-    data_waits,
-    efficiency_budgets,
-    rank_skews,
-    typical_steps,
-)
+from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
+from gpuscale.analysis.steps import TypicalStep, data_waits, steps_of, typical_steps
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import format_percent, format_seconds, significant, whole_percent
+from gpuscale.base.text import format_percent, format_seconds, significant
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
@@ -26,8 +20,6 @@ NAMED_GAIN = 2
 """Smallest reported gain of efficiency by communication (a negative loss), in points."""
 _IMPOSSIBLE_GAIN = 10
 """Smallest gain of efficiency by communication that is called impossible, in points."""
-_FAR = 0.03
-"""Smallest reported relative difference between the phase table's step time and the judged one."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -121,26 +113,26 @@ def budget_text(budget: EfficiencyBudget) -> str:
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
-    seen = rank_skews(run for run in runs if (run.configuration, run.key) == point)
-    paces_s = [skew.median_pace_s for skew in seen]
+    seen = steps_of(run for run in runs if (run.configuration, run.key) == point)
+    paces_s = [step.median.pace_s for step in seen]
     # A lag that is smaller than the difference between runs would be a figure of false precision.
     least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
-    lagging = [skew for skew in seen if skew.skew_s >= least * skew.median_pace_s]
-    slowest = [skew.slowest for skew in lagging]
+    lagging = [step for step in seen if step.skew_s >= least * step.median.pace_s]
+    slowest = [step.slowest for step in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
         yield "the slowest rank is another one from run to run"
         return
     names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
-    for who, skews in by_key(zip(names, lagging, strict=True)).items():
-        lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
-        numbers = ", ".join(str(skew.run.index) for skew in skews)
+    for who, steps in by_key(zip(names, lagging, strict=True)).items():
+        lag = statistics.median(step.skew_s / step.median.pace_s for step in steps)
+        numbers = ", ".join(str(step.run.index) for step in steps)
         # With two ranks, the other one is the median.
-        other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
+        other = f"rank {1 - steps[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         longer = f"{format_percent(lag)} longer a step than"
         if lag > 1:
             longer = f"{significant(1 + lag, 2)} times as long a step as"
-        yield f"{who} takes {longer} {other} in run{'s' if len(skews) > 1 else ''} {numbers}"
+        yield f"{who} takes {longer} {other} in run{'s' if len(steps) > 1 else ''} {numbers}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
@@ -160,7 +152,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
     phases = [
         name
         for name in next(iter(steps.values())).phases_s
-        if name != "wait" or any(step.phases_s[name] for step in steps.values())
+        if name not in ("wait", "skew") or any(step.phases_s[name] for step in steps.values())
     ]
     rows = []
     for point, step in steps.items():
@@ -179,36 +171,23 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
     return named_on((point.configuration.device for point in steps), rows)
 
 
-def phase_notes(
-    steps: Mapping[PointKey, TypicalStep], judged: str = "the scaling table's step time"
-) -> Iterator[str]:
-    """Yield the meaning of the columns, and the rows whose phases are incomplete.
-
-    `judged` is the phrase that refers to the step time on which verdicts are based.
-    """
+def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
+    """Yield the meaning of the columns, and the rows whose phases are incomplete."""
     configurations = phrases.configurations_text(point.configuration for point in steps)
-    yield f"{configurations}; per step, and as a share of it; of the slowest rank"
-    yield (
-        "step: the mean over the middle third of the windows of all runs, to which the phases add "
-        f"up; {judged} is the geometric mean over runs of each run's median"
-    )
-    names = phrases.set_apart([point.configuration for point in steps])
-    far = [
-        f"{phrases.row_text(names, point.configuration, point.gpus)}: "
-        f"{format_seconds(step.time_s)} and {format_seconds(step.judged_s)}"
-        for point, step in steps.items()
-        if abs(step.time_s / step.judged_s - 1) > _FAR
-    ]
-    if far:
-        yield f"these two differ by more than {whole_percent(_FAR)}: {'; '.join(far)}"
+    yield f"{configurations}; per step, and as a share of it; of the median rank; means over runs"
     if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
             "communication: exposed; a step with gradient synchronisation less one without, the "
             "mean over runs; it includes what it costs a single rank (there in backward), which "
             "the efficiency budget leaves out"
         )
+    if any(step.phases_s["skew"] for step in steps.values()):
+        yield "skew: what the slowest rank takes longer than the median rank"
     if any(step.phases_s["wait"] is not None for step in steps.values()):
-        yield "wait: for other stages of a pipeline, with transfers that nothing hides"
+        yield (
+            "pipeline: phases of the slowest stage; wait: for other stages, with transfers that "
+            "nothing hides"
+        )
     several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
     inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
     for strategy, collectives in inside.items():
@@ -217,12 +196,6 @@ def phase_notes(
                 f"{strategy}: {collectives} are inside forward and backward; communication cannot "
                 "be separated"
             )
-    labels = {point.configuration: point.configuration.label for point in steps}
-    for point, step in steps.items():
-        untold = step.phases_s["wait"] is None and step.phases_s["communication"] is None
-        if point.gpus > 1 and untold and inside.get(point.configuration.strategy, "") is None:
-            row = phrases.row_text(labels, point.configuration, point.gpus)
-            yield f"{row}: exposed communication was not measured and is inside backward"
 
 
 def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
