@@ -205,12 +205,19 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_j
 ) -> None:
     (checkout / "measured.1").unlink()
     (checkout / "measured.1.exit").unlink()
-    collecting = "night 1 of 4; exit code 4 is expected until 4 nights are kept (exit 4); kept in"
-    for job, words in ((1, collecting), (4, "'compare --history .gpuscale/")):
+    collecting = "exit code 4 is expected until 4 nights are kept (exit 4); kept in"
+    for job, words in (
+        (1, f"night 1 of 4; {collecting}"),
+        (3, f"night 3 of 4; {collecting}"),
+        (5, "'compare --history .gpuscale/"),
+    ):
         for old in range(1, job):
             folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
-            folder.mkdir(parents=True)
-            (folder / "results.jsonl").touch()
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkout / "measured", folder / "results.jsonl")
+        if job == 4:
+            # A night that was left out is none of those that are kept.
+            leave_out(folder / "results.jsonl", "a fan failed")
         night = plain_night(checkout, f"{job} measure x").ended(4)
         assert "all was measured, nothing failed; not judged yet: " in night.output
         assert words in night.output

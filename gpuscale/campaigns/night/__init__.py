@@ -141,7 +141,9 @@ class NightJob:
         Return the exit code of the comparison; None if nothing was compared.
         """
         results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
-        if self._history and self._has_earlier_night(Path(self._history)):
+        nights = Path(self._history).rglob("*.jsonl") if self._history else ()
+        others = (path for path in nights if not path.parent.samefile(self.folder))
+        if self._history and any(map(_is_counted, others)):
             judges = ["--history", self._history]
         if not judges or not self._has_results():
             return None
@@ -153,18 +155,10 @@ class NightJob:
             _write_or_say(self.folder / "comparison.txt", said)
         return code
 
-    def _has_earlier_night(self, nights: Path) -> bool:
-        """True if the folder has another night that later nights can be compared with."""
-        for path in nights.rglob("*.jsonl"):
-            with suppress(FileError):
-                if not path.parent.samefile(self.folder) and nights_of([read_results(path)]):
-                    return True
-        return False
-
     def _why_unjudged(self) -> str:
         """Explain why a complete night was not judged, and how later nights can be."""
         nights = self.folder.parent
-        count = len([*nights.glob(f"*/{RESULTS}")])
+        count = sum(map(_is_counted, nights.glob(f"*/{RESULTS}")))
         if self._history:
             expected = "exit code 4 is expected of a first night"
             return f"the nights after it are judged against it; {expected}"
@@ -235,6 +229,13 @@ class NightJob:
         )
         _write_record(self.folder, record)
         return record
+
+
+def _is_counted(path: Path) -> bool:
+    """True if a results file can be read and has a night that histories count."""
+    with suppress(FileError):
+        return bool(nights_of([read_results(path)]))
+    return False
 
 
 def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
