@@ -244,6 +244,24 @@ def test_a_method_without_return_is_named_with_what_it_must_return() -> None:
         Training(case, request, DataParallelStrategy(request), batches)
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"), [(torch.ones(3), r"a tensor of shape \[3\]"), (1.0, "float instead of")]
+)
+def test_a_loss_that_is_no_single_number_is_named(returned: Any, said: str) -> None:
+    class Many(OneLayer):
+        def loss(self, output: Any, target: Any) -> Any:
+            return returned
+
+        def optimizer(self, model: torch.nn.Module, gpus: int) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters())
+
+    case, request = Many(), request_for("dp")
+    batches = training_batches(case, request, case.named_size(None), batch=4, rank=0, world_size=1)
+    training = Training(case, request, DataParallelStrategy(request), batches)
+    with pytest.raises(CaseError, match=rf"^Many.loss\(\) returned {said}"):
+        training.step()
+
+
 def fp32_precision(part: str) -> str:
     return str(torch._C._get_fp32_precision_getter("cuda", part))
 

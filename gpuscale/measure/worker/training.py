@@ -188,7 +188,9 @@ class Training:
         with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
             # If layers are on several devices, the clock's device thus waits for the whole forward.
-            loss = self.case.loss(output, targets).to(self._device)
+            loss = self.case.loss(output, targets)
+            _validate_loss(self.case, loss)
+            loss = loss.to(self._device)
             loss = loss if share == 1 else loss * share
         self.faults.end_forward()
         self.clock.mark(Phase.FORWARD)
@@ -234,6 +236,13 @@ def _validate_type(case: TrainingCase, method: str, made: object, kind: type) ->
     if not isinstance(made, kind):
         name, found = f"{type(case).__name__}.{method}()", type(made).__name__
         raise CaseError(f"{name} returned {found} instead of {kind.__name__}; see its 'return'")
+
+
+def _validate_loss(case: TrainingCase, loss: torch.Tensor) -> None:
+    _validate_type(case, "loss", loss, torch.Tensor)
+    if loss.numel() != 1:
+        what = f"{type(case).__name__}.loss() returned a tensor of shape {[*loss.shape]}"
+        raise CaseError(f"{what}; a single number is needed, such as the mean over the batch")
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:

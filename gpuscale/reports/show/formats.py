@@ -265,10 +265,12 @@ def latex(shown: Shown) -> str:
     rows = [line for pair in pairs for line in zip(*pair, strict=True) if any(line)]
     sides = ["left" if name in ("case", "kind") else "right" for name in narrow[0]]
     table = tabulate(rows, [*narrow[0]], "latex_booktabs", disable_numparse=True, colalign=sides)
+    # Names of cases take the room of two columns.
+    size, gap_pt = ("scriptsize", 0.75) if "case" in narrow[0] else ("footnotesize", 2)
     caption = "".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in _caption(shown))
     written = (
         f"% gpuscale {__version__}; needs \\usepackage{{booktabs}}\n"
-        "\\begin{table}\n\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}\n"
+        f"\\begin{{table}}\n\\centering\\{size}\\setlength{{\\tabcolsep}}{{{gap_pt}pt}}\n"
         f"\\caption{{{caption}}}\n{table}\n\\end{{table}}"
     )
     return _FOREIGN.sub("?", written)
