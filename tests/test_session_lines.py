@@ -83,6 +83,10 @@ def test_a_path_below_the_current_folder_is_relative(monkeypatch: pytest.MonkeyP
     assert terminal.relative(Path("/etc/results.jsonl")) == "/etc/results.jsonl"
 
 
+def test_an_assertion_on_a_run_that_fails_names_the_run_in_a_few_words() -> None:
+    assert repr(run(2, 0.1)) == "<mnist_cnn/ddp on 2 GPUs, run 1>"
+
+
 def test_a_session_without_runs_says_that_it_wrote_no_file() -> None:
     (line,) = terminal.summary_lines(results(), Path("n.jsonl"), new_runs=(), interrupted=True)
     assert line == "nothing was measured: no results file was written"

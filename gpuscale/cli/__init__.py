@@ -123,7 +123,7 @@ class _Parser(argparse.ArgumentParser):
             self.module = None
         parsed, unknown = super().parse_known_args(*arguments, **keywords)
         if unknown:
-            near = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
+            near = suggestion(unknown[0].partition("=")[0], self._option_string_actions, 0.7)
             # Otherwise the main parser would print this error with the wrong usage.
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return parsed, unknown

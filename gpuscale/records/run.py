@@ -88,6 +88,10 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
         if self.failure is None and self.ranks:
             _validate_training(self)
 
+    def __repr__(self) -> str:
+        """Return a few words, which pytest prints wherever an assertion on a run fails."""
+        return f"<{self.label}, run {self.index}>"
+
     @property
     def identity(self) -> tuple[object, ...]:
         """Deduplication key; includes measured values, as start times may be equal or unknown."""
