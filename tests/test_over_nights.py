@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import environment, results, results_text, run
 from changing import replace
@@ -23,7 +24,8 @@ from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
 from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare as compared_with
-from gpuscale.judge.compare import earlier_nights, with_levels
+from gpuscale.judge.compare import with_levels
+from gpuscale.judge.compare.earlier import earlier_nights
 from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import (
     EntryVerdict,
@@ -121,7 +123,33 @@ def judged_on_night(nights: Sequence[Results], at: int) -> EntryVerdict:
     """The first row of a night, compared with the nights before it."""
     earlier = earlier_nights(nights[:at], [nights[at]])
     compared = compared_with(baseline_of_results(earlier.last, name="nights"), [nights[at]])
-    return with_levels(compared, earlier.history).entries[0]
+    return with_levels(compared, earlier).entries[0]
+
+
+@pytest.mark.parametrize("factor", [1.24, 0.8])
+def test_an_efficiency_before_is_of_one_level_whichever_row_s_change_is_established_first(
+    factor: float,
+) -> None:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+
+        def night(number: int, rng: np.random.Generator = rng) -> Results:
+            level_s = 0.042 * (factor if number > 4 else 1.0)
+            nights = (rng.normal(1, deviation) for deviation in (0.025, 0.015))
+            runs = [
+                run(gpus, level_s * share * of_night * rng.normal(1, 0.01), index=index)
+                for gpus, share, of_night in zip((1, 2), (1.0, 1.1), nights, strict=True)
+                for index in (1, 2, 3)
+            ]
+            return night_of(number, *runs, hours=24 * number)
+
+        nights = [night(number) for number in range(11)]
+        for at in range(6, 11):
+            earlier = earlier_nights(nights[:at], [nights[at]])
+            before = baseline_of_results(earlier.last, name="nights")
+            judged = compared_with(before, [nights[at]]).entries[1]
+            efficiency = known(known(judged.baseline).efficiency).value
+            assert efficiency == pytest.approx(1 / 1.1, abs=0.06), (seed, at)
 
 
 def test_a_lasting_loss_stays_one_on_each_night() -> None:

@@ -11,7 +11,8 @@ from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
-from gpuscale.judge.compare import compare_sides, earlier_nights, last_night, with_levels
+from gpuscale.judge.compare import compare_sides, with_levels
+from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
@@ -35,7 +36,7 @@ class Reference(NamedTuple):
     """The file or folder that the user named, if any."""
     baseline: Baseline
     kind: BaselineKind
-    history: History | None = None
+    nights: EarlierNights | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +118,7 @@ def reference_of_nights(
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
     baseline = baseline_of_results(nights.last, name=str(folder or "earlier nights"))
-    return Reference(folder, baseline, "nights", nights.history)
+    return Reference(folder, baseline, "nights", nights)
 
 
 def judged(
@@ -130,8 +131,8 @@ def judged(
     sides = sides_of(reference.baseline, results)
     chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
     comparison = diagnose(sides, chosen)
-    if reference.history is not None:
-        comparison = with_levels(comparison, reference.history)
+    if reference.nights is not None:
+        comparison = with_levels(comparison, reference.nights)
     comparison = with_environment_changes(comparison, sides)
     named = [path for path in (reference.path,) if path is not None]
     before, after = (tuple(visible(str(path)) for path in of) for of in (named, files))

@@ -16,7 +16,7 @@ from gpuscale.cli.compare import (
     validate_sides,
 )
 from gpuscale.cli.fleet import view_of_sweep
-from gpuscale.judge.compare import last_night
+from gpuscale.judge.compare.earlier import last_night
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html

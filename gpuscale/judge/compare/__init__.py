@@ -6,17 +6,13 @@ that a comparison of two sides misses.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
-
-import msgspec
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.history import History, history_of_nights, nights_before
-from gpuscale.analysis.nights import environment_at, left_out_of, nights_of
+from gpuscale.analysis.nights import environment_at
 from gpuscale.analysis.scaling import Entry
-from gpuscale.base.errors import UsageError
+from gpuscale.judge.compare.earlier import EarlierNights
 from gpuscale.judge.compare.matching import Choice, MatchedRow, match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
@@ -29,10 +25,8 @@ from gpuscale.records import (
     EntryVerdict,
     Facts,
     Finding,
-    PointKey,
     QuantityName,
     Results,
-    Run,
     Statement,
     Tolerances,
     Verdict,
@@ -138,86 +132,31 @@ def _deviations_from_others(current: Entry) -> Mapping[str, float]:
     return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
 
 
-class EarlierNights(NamedTuple):
-    """Nightly runs before the current one."""
-
-    history: History
-    """The history of these nights and the current one."""
-    last: list[Results]
-    """Results of the last 15 nights; a row's runs before its last change of level are left out."""
-    later: int
-    """Number of nightly runs that began after the current one; they are ignored."""
-
-
-def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """Return the nightly runs in `read` that began before `tonight`, the current one.
-
-    Raise UsageError if there are none.
-    """
-    # Given alone, a night that was left out is judged all the same.
-    present = nights_of(msgspec.structs.replace(result, left_out=None) for result in tonight)
-    names = {night.allocation for night in present}
-    others = [night for night in nights_of(read) if night.allocation not in names]
-    earlier = [night for night in others if not present or night.began_at < present[0].began_at]
-    later = len(others) - len(earlier)
-    if not earlier:
-        remedy = f"; {later} began later: was a clock wrong?" if later else ""
-        problem = "no night with a valid run began before these results"
-        raise UsageError(f"--history: {problem}{remedy}")
-    history = history_of_nights((*earlier, *present), left_out_of([*read, *tonight]))
-    # Nights at other levels would widen the spread so much that a new loss might be missed; changes
-    # to a slower level are reported separately.
-    before = history_of_nights(tuple(earlier))
-    on_level = {
-        (row.point, before.nights[night].allocation)
-        for row in before.rows
-        for night in nights_before(len(before.nights), row.point, before.nights, row.changes)
-    }
-    last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
-    return EarlierNights(history=history, last=last, later=later)
-
-
-def last_night(read: Sequence[Results]) -> list[Results]:
-    """Return the results of the latest nightly run; raise UsageError if no run is valid."""
-    nights = nights_of(read)
-    if not nights:
-        raise UsageError("the results hold no valid run")
-    last = nights[-1].allocation
-    return _chosen(read, lambda _, allocation: allocation == last)
-
-
-def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:
-    """Return results with only the runs that `keeps` accepts; omit excluded or empty results."""
-    return [
-        msgspec.structs.replace(result, runs=runs)
-        for result in read
-        if not result.left_out
-        and (runs := tuple(run for run in result.runs if keeps(run, result.allocation_of(run))))
-    ]
-
-
-def with_levels(comparison: Comparison, history: History) -> Comparison:
+def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     """Mark the rows that recently became slower for good as `regressed`, and note slow nodes.
 
     The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
     it compares with may be slow already.
     """
-    losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
+    history = earlier.history
+    rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}
     names = history.names
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _refer_to_nights(entry)
-        lost = None
+        row = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            lost = losses.get((entry.configuration, entry.key.gpus))
-        if lost is None:
+            row = rows.get((entry.configuration, entry.key.gpus))
+        if row is None or (lost := row.recent_loss) is None:
             return entry
         onset = names[lost.onset]
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            # Unless the level is new, the nights compared with share it, so this loss is tonight's.
-            return replace(entry, since=since) if lost.is_new else entry
+            # If the nights compared with share the level, this loss is tonight's.
+            compared = earlier.compared.get(row.point, ())
+            is_it = lost.is_new or all(night < lost.onset for night in compared)
+            return replace(entry, since=since) if is_it else entry
         loss = -lost.throughput.value
         facts: Facts = {"loss": loss, "since": onset}
         if since is not None:

@@ -1,0 +1,113 @@
+"""The nights before the current one that it is compared with."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gpuscale.analysis.history import History, history_of_nights, nights_before
+from gpuscale.analysis.nights import left_out_of, nights_of
+from gpuscale.analysis.scaling import References
+from gpuscale.base.errors import UsageError
+from gpuscale.records import PointKey, Results, Run
+
+_OTHER_LEVEL = 0.01
+"""Smallest relative difference in step time between nights on different levels."""
+
+
+class EarlierNights(NamedTuple):
+    """Nightly runs before the current one."""
+
+    history: History
+    """The history of these nights and the current one."""
+    last: list[Results]
+    """Results of the last 15 nights; a row's runs before its last change of level are left out."""
+    later: int
+    """Number of nightly runs that began after the current one; they are ignored."""
+    compared: Mapping[PointKey, Sequence[int]]
+    """Nights that each row is compared with, as indices into the nights of `history`."""
+
+
+def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
+    """Return the nightly runs in `read` that began before `tonight`, the current one.
+
+    Raise UsageError if there are none.
+    """
+    # Given alone, a night that was left out is judged all the same.
+    present = nights_of(msgspec.structs.replace(result, left_out=None) for result in tonight)
+    names = {night.allocation for night in present}
+    others = [night for night in nights_of(read) if night.allocation not in names]
+    earlier = [night for night in others if not present or night.began_at < present[0].began_at]
+    later = len(others) - len(earlier)
+    if not earlier:
+        remedy = f"; {later} began later: was a clock wrong?" if later else ""
+        problem = "no night with a valid run began before these results"
+        raise UsageError(f"--history: {problem}{remedy}")
+    history = history_of_nights((*earlier, *present), left_out_of([*read, *tonight]))
+    # Nights at other levels would widen the spread so much that a new loss might be missed; changes
+    # to a slower level are reported separately.
+    before = history_of_nights(tuple(earlier))
+    compared = _compared_nights(before)
+    on_level = {
+        (point, before.nights[night].allocation)
+        for point, nights in compared.items()
+        for night in nights
+    }
+    last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
+    return EarlierNights(history=history, last=last, later=later, compared=compared)
+
+
+def last_night(read: Sequence[Results]) -> list[Results]:
+    """Return the results of the latest nightly run; raise UsageError if no run is valid."""
+    nights = nights_of(read)
+    if not nights:
+        raise UsageError("the results hold no valid run")
+    last = nights[-1].allocation
+    return _chosen(read, lambda _, allocation: allocation == last)
+
+
+def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:
+    """Return results with only the runs that `keeps` accepts; omit excluded or empty results."""
+    return [
+        msgspec.structs.replace(result, runs=runs)
+        for result in read
+        if not result.left_out
+        and (runs := tuple(run for run in result.runs if keeps(run, result.allocation_of(run))))
+    ]
+
+
+def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
+    """Return the nights to compare each row with, as indices: those on the row's present level.
+
+    An efficiency needs both of its step times from the same level. Where a row and its 1-GPU row
+    changed together and only one change is established yet, both are compared with the nights
+    before the change.
+    """
+    nights = before.nights
+    chosen = {
+        row.point: nights_before(len(nights), row.point, nights, row.changes) for row in before.rows
+    }
+    references = References(chosen)
+    pairs = [(point, one) for point in chosen if (one := references.of(point)) and one != point]
+
+    def differs(point: PointKey, *sides: Sequence[int]) -> bool:
+        logs = [
+            [nights[i].log_costs[point] for i in side if point in nights[i].log_costs]
+            for side in sides
+        ]
+        if not all(logs):
+            return False
+        first, second = map(statistics.fmean, logs)
+        return abs(first - second) > _OTHER_LEVEL
+
+    while True:
+        earlier = dict(chosen)
+        for pair in pairs:
+            sides = [chosen[point] for point in pair]
+            if all(differs(point, *sides) for point in pair):
+                first = min(sides, key=lambda side: (side[0], len(side)))
+                for point in pair:
+                    chosen[point] = tuple(i for i in first if point in nights[i].log_costs)
+        if chosen == earlier:
+            return chosen
