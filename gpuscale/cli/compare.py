@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
@@ -118,6 +120,7 @@ def reference_of_nights(
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
     baseline = baseline_of_results(nights.last, name=str(folder or "earlier nights"))
+    baseline = structs.replace(baseline, tolerances=nights.tolerances)
     return Reference(folder, baseline, "nights", nights)
 
 

@@ -57,7 +57,7 @@ _FEW_SESSIONS = (
     "({deviation_time} of T is assumed)"
 )
 _DECLARED = (
-    "intervals are widened by a declared deviation between allocations "
+    "intervals are widened by an assumed deviation between allocations "
     "({deviation_time} of T{deviation_speedup})"
 )
 

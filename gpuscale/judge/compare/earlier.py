@@ -1,19 +1,27 @@
 """The nights before the current one that it is compared with."""
 
+import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from gpuscale.analysis.history import History, history_of_nights, nights_before
+from gpuscale.analysis.history import History, RowHistory, history_of_nights, nights_before
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.nights import left_out_of, nights_of
 from gpuscale.analysis.scaling import References
 from gpuscale.base.errors import UsageError
-from gpuscale.records import PointKey, Results, Run
+from gpuscale.base.grouping import by_key
+from gpuscale.records import PointKey, Results, Run, ToleranceOverride, Tolerances
+from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 _OTHER_LEVEL = 0.01
 """Smallest relative difference in step time between nights on different levels."""
+_LARGEST_DEVIATION = 0.5
+_FEWEST_RESIDUALS = 3
+"""Smallest number of degrees of freedom that tells how much nights deviate."""
 
 
 class EarlierNights(NamedTuple):
@@ -27,6 +35,9 @@ class EarlierNights(NamedTuple):
     """Number of nightly runs that began after the current one; they are ignored."""
     compared: Mapping[PointKey, Sequence[int]]
     """Nights that each row is compared with, as indices into the nights of `history`."""
+    tolerances: Tolerances
+    """The default ones; for rows with few nights to compare with, and if larger than the declared
+    one, the deviation between the nights on their earlier levels."""
 
 
 def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
@@ -55,7 +66,13 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
         for night in nights
     }
     last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
-    return EarlierNights(history=history, last=last, later=later, compared=compared)
+    return EarlierNights(
+        history=history,
+        last=last,
+        later=later,
+        compared=compared,
+        tolerances=_tolerances(before, compared),
+    )
 
 
 def last_night(read: Sequence[Results]) -> list[Results]:
@@ -111,3 +128,42 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
                     chosen[point] = tuple(i for i in first if point in nights[i].log_costs)
         if chosen == earlier:
             return chosen
+
+
+def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
+    tolerances, rows = Tolerances(), {row.point: row for row in before.rows}
+    references = References(rows)
+    found: dict[tuple[object, ...], ToleranceOverride] = {}
+
+    def widen(point: PointKey, metric: str, declared: float, *its_rows: RowHistory) -> None:
+        deviation = min(_deviation_of_nights(before, its_rows), _LARGEST_DEVIATION)
+        if deviation > declared:
+            override = ToleranceOverride(
+                case=point.configuration.case,
+                strategy=point.configuration.strategy,
+                gpus=point.gpus,
+                metric=metric,
+                allocation_deviation=deviation,
+            )
+            found.setdefault(override.conditions, override)
+
+    for point, row in rows.items():
+        if 0 < len(compared[point]) < MINIMUM_ALLOCATIONS:
+            widen(point, THROUGHPUT, tolerances.allocation_deviation_time, row)
+            if (one := references.of(point)) is not None and one != point:
+                widen(point, SPEEDUP, tolerances.allocation_deviation_speedup, row, rows[one])
+    return msgspec.structs.replace(tolerances, overrides=tuple(found.values()))
+
+
+def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
+    """Return the standard deviation of the log step time, or of the ratio of two, on a level."""
+    onsets = sorted({change.onset for row in rows for change in row.changes})
+    shared = sorted(set.intersection(*({*row.nights} for row in rows)))
+    levels = by_key((bisect_right(onsets, night), night) for night in shared)
+    squares, freedom = 0.0, -len(levels)
+    for nights in levels.values():
+        logs = [[before.nights[i].log_costs[row.point] for row in rows] for i in nights]
+        values = [own - math.fsum(other) for own, *other in logs]
+        squares += math.fsum((value - statistics.fmean(values)) ** 2 for value in values)
+        freedom += len(values)
+    return math.sqrt(squares / freedom) if freedom >= _FEWEST_RESIDUALS else 0.0

@@ -95,15 +95,20 @@ def _allocations(
             widened += [row.before] if 4 * deviation >= _NOTICEABLE * _width(entry) else []
     if widened:
         fewest = min(widened, key=lambda entry: len(entry.runs))
-        several = any(entry.key.gpus > 1 for entry in widened)
+        keys = [entry.point.key for entry in widened]
+        ratios = [key for key in keys if key.gpus > 1]
+        of_time, of_speedup = (
+            [declared.limits(key, metric).allocation_deviation for key in some]
+            for metric, some in ((THROUGHPUT, keys), (SPEEDUP, ratios))
+        )
         yield Statement.of(
             "few_allocations",
             row=fewest.point.key,
             others=sum(len(entry.runs) == len(fewest.runs) for entry in widened) - 1,
             count=len(fewest.runs),
             enough=MINIMUM_ALLOCATIONS,
-            deviation_time=declared.allocation_deviation_time,
-            deviation_speedup=declared.allocation_deviation_speedup if several else None,
+            deviation_time=max(of_time),
+            deviation_speedup=max(of_speedup, default=None),
         )
 
 
