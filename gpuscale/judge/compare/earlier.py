@@ -118,16 +118,14 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
         first, second = map(statistics.fmean, logs)
         return abs(first - second) > _OTHER_LEVEL
 
-    while True:
-        earlier = dict(chosen)
-        for pair in pairs:
-            sides = [chosen[point] for point in pair]
-            if all(differs(point, *sides) for point in pair):
-                first = min(sides, key=lambda side: (side[0], len(side)))
-                for point in pair:
-                    chosen[point] = tuple(i for i in first if point in nights[i].log_costs)
-        if chosen == earlier:
-            return chosen
+    # The nights of one pair may change those of the pairs before it, by way of the 1-GPU row.
+    for pair in pairs * len(pairs):
+        sides = [chosen[point] for point in pair]
+        if all(differs(point, *sides) for point in pair):
+            first = min(sides, key=lambda side: (side[0], len(side)))
+            for point in pair:
+                chosen[point] = tuple(i for i in first if point in nights[i].log_costs)
+    return chosen
 
 
 def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
@@ -156,9 +154,12 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the standard deviation of the log step time, or of the ratio of two, on a level."""
+    """Return the standard deviation of the log step time, or of the ratio of two, on a level.
+
+    Outliers, such as a night on a busy machine, do not count.
+    """
     onsets = sorted({change.onset for row in rows for change in row.changes})
-    shared = sorted(set.intersection(*({*row.nights} for row in rows)))
+    shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     levels = by_key((bisect_right(onsets, night), night) for night in shared)
     squares, freedom = 0.0, -len(levels)
     for nights in levels.values():
