@@ -114,10 +114,7 @@ def budget_text(budget: EfficiencyBudget) -> str:
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
     seen = steps_of(run for run in runs if (run.configuration, run.key) == point)
-    paces_s = [step.median.pace_s for step in seen]
-    # A lag that is smaller than the difference between runs would be a figure of false precision.
-    least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
-    lagging = [step for step in seen if step.skew_s >= least * step.median.pace_s]
+    lagging = [step for step in seen if step.skew_s >= NAMED_SKEW * step.median.pace_s]
     slowest = [step.slowest for step in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
@@ -126,13 +123,16 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
     for who, steps in by_key(zip(names, lagging, strict=True)).items():
         lag = statistics.median(step.skew_s / step.median.pace_s for step in steps)
-        numbers = ", ".join(str(step.run.index) for step in steps)
+        numbers = [str(step.run.index) for step in steps]
+        where = f"in run{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        if len(numbers) == len(seen) > 1:
+            where = f"in {len(seen)} of {len(seen)} runs"
         # With two ranks, the other one is the median.
         other = f"rank {1 - steps[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         longer = f"{format_percent(lag)} longer a step than"
         if lag > 1:
             longer = f"{significant(1 + lag, 2)} times as long a step as"
-        yield f"{who} takes {longer} {other} in run{'s' if len(steps) > 1 else ''} {numbers}"
+        yield f"{who} takes {longer} {other} {where}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
