@@ -33,8 +33,11 @@ from gpuscale.analysis.nights import left_out_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
 from gpuscale.judge.baseline import baseline_from_results
+from gpuscale.judge.compare import judged_nights
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
+from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.store.results import read_results
 
@@ -440,3 +443,13 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     ):
         assert said in refusal("plot", *arguments)
     assert {*tmp_path.iterdir()} == {file, faulty, command}
+
+
+def test_each_night_of_a_lasting_loss_is_marked_as_regressed(tmp_path: Path) -> None:
+    paths = write_nights(tmp_path, 9, lambda night: 1.0 if night < 6 else 1.15)
+    judged = judged_nights([read_results(path) for path in paths], Choice())
+    history = history_of(map(read_results, paths))
+    picture = drawn("history", Measurements(history=history, regressed=regressed_rows(judged)))
+    for axes in picture.figure.axes:
+        (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")
+        assert at_of(marks)[:, 0].tolist() == [6, 7, 8]

@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import structs
-
 from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
 from gpuscale.judge.compare import compare_sides, with_levels
-from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
+from gpuscale.judge.compare.earlier import (
+    EarlierNights,
+    baseline_of_nights,
+    earlier_nights,
+    last_night,
+)
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
-from gpuscale.judge.sides import as_baseline, baseline_of_results, sides_of
+from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Verdict
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
@@ -119,8 +122,7 @@ def reference_of_nights(
     if nights.later:
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
-    baseline = baseline_of_results(nights.last, name=str(folder or "earlier nights"))
-    baseline = structs.replace(baseline, tolerances=nights.tolerances)
+    baseline = baseline_of_nights(nights, str(folder or "earlier nights"))
     return Reference(folder, baseline, "nights", nights)
 
 

@@ -10,7 +10,8 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.cli.compare import open_verdict
+from gpuscale.judge.compare import judged_nights
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
@@ -48,9 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         nights = inputs.read_nights(paths or [RESULTS_FOLDER])
         inputs.validate_choice(nights, arguments)
         history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
-        view = open_verdict(nights, history, arguments)
-        regressed = view and regressed_rows(view.comparison, view.results)
-        measurements = Measurements(history=history, regressed=regressed or ())
+        choice = Choice(cases=arguments.case, gpus=arguments.gpus)
+        measurements = Measurements(
+            history=history, regressed=regressed_rows(judged_nights(nights, choice))
+        )
     else:
         if folder := next(filter(inputs.is_folder, paths), None):
             problem = "is a folder, which --figure history draws; or give one of the files in it"

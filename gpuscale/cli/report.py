@@ -16,7 +16,9 @@ from gpuscale.cli.compare import (
     validate_sides,
 )
 from gpuscale.cli.fleet import view_of_sweep
+from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
+from gpuscale.judge.compare.matching import Choice
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
@@ -80,9 +82,11 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
+    choice = Choice(cases=arguments.case, gpus=arguments.gpus)
     subject = Subject(
         results=[inputs.selected(file, arguments.case, arguments.gpus) for file in results],
         history=history,
+        judged_nights=[*judged_nights(nights, choice)] if history and before is None else (),
         folder="" if files else ", ".join(visible(str(path)) for path in folders),
     )
     if earlier is not None:

@@ -6,13 +6,21 @@ that a comparison of two sides misses.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.nights import environment_at
+from gpuscale.analysis.level_changes import REMEMBERED
+from gpuscale.analysis.nights import environment_at, nights_of
 from gpuscale.analysis.scaling import Entry
-from gpuscale.judge.compare.earlier import EarlierNights
+from gpuscale.base.errors import UsageError
+from gpuscale.judge.compare.earlier import (
+    EarlierNights,
+    baseline_of_nights,
+    earlier_nights,
+    of_night,
+)
 from gpuscale.judge.compare.matching import Choice, MatchedRow, match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
@@ -184,6 +192,19 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     if history.left_out:
         notes.append(Statement.of("nights_left_out", nights=history.left_out))
     return replace(comparison, entries=tuple(map(judged, comparison.entries)), notes=tuple(notes))
+
+
+def judged_nights(
+    read: Sequence[Results], choice: Choice
+) -> Iterator[tuple[list[Results], Comparison]]:
+    """Compare each of the last 15 nights with the nights before it, where that is possible."""
+    for night in nights_of(read)[-REMEMBERED:]:
+        results = of_night(read, night.allocation)
+        # There may be no night before, or no chosen row.
+        with suppress(UsageError):
+            earlier = earlier_nights(read, results)
+            sides = sides_of(baseline_of_nights(earlier, "earlier nights"), results)
+            yield results, with_levels(compare_sides(sides, choice), earlier)
 
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:

@@ -14,7 +14,8 @@ from gpuscale.analysis.nights import left_out_of, nights_of
 from gpuscale.analysis.scaling import References
 from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
-from gpuscale.records import PointKey, Results, Run, ToleranceOverride, Tolerances
+from gpuscale.judge.sides import baseline_of_results
+from gpuscale.records import Baseline, PointKey, Results, Run, ToleranceOverride, Tolerances
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 _OTHER_LEVEL = 0.01
@@ -75,13 +76,23 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
     )
 
 
+def baseline_of_nights(nights: EarlierNights, name: str) -> Baseline:
+    """Make a temporary baseline of earlier nights."""
+    baseline = baseline_of_results(nights.last, name=name)
+    return msgspec.structs.replace(baseline, tolerances=nights.tolerances)
+
+
 def last_night(read: Sequence[Results]) -> list[Results]:
     """Return the results of the latest nightly run; raise UsageError if no run is valid."""
     nights = nights_of(read)
     if not nights:
         raise UsageError("the results hold no valid run")
-    last = nights[-1].allocation
-    return _chosen(read, lambda _, allocation: allocation == last)
+    return of_night(read, nights[-1].allocation)
+
+
+def of_night(read: Sequence[Results], allocation: str) -> list[Results]:
+    """Return the results of the nightly run with this allocation."""
+    return _chosen(read, lambda _, its: its == allocation)
 
 
 def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:

@@ -82,11 +82,18 @@ def history_picture(measurements: Measurements) -> Picture | None:
     return picture
 
 
-def regressed_rows(comparison: Comparison, results: Iterable[Results]) -> frozenset[JudgedRow]:
-    """Return the rows that a comparison calls regressed, on each night of the judged results."""
-    nights = {result.allocation_of(run) for result in results for run in result.runs}
-    lost = [entry for entry in comparison.entries if entry.verdict is Verdict.REGRESSED]
-    return frozenset((night, row.configuration, row.key.gpus) for night in nights for row in lost)
+def regressed_rows(
+    judged: Iterable[tuple[Sequence[Results], Comparison]],
+) -> frozenset[JudgedRow]:
+    """Return the rows that comparisons call regressed, on each night of the judged results."""
+    return frozenset(
+        (result.allocation_of(run), row.configuration, row.key.gpus)
+        for results, comparison in judged
+        for row in comparison.entries
+        if row.verdict is Verdict.REGRESSED
+        for result in results
+        for run in result.runs
+    )
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:

@@ -61,9 +61,12 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     places = {case: place for place, case in enumerate(cases)}
     # A figure has room for the first few cases only.
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
-    judged = subject.view and regressed_rows(subject.view.comparison, subject.results)
+    tonight = [(subject.results, subject.view.comparison)] if subject.view else []
     drawn = Measurements(
-        runs=runs, baseline=subject.baseline, history=subject.history, regressed=judged or ()
+        runs=runs,
+        baseline=subject.baseline,
+        history=subject.history,
+        regressed=regressed_rows([*subject.judged_nights, *tonight]),
     )
     made = (FIGURES[name](drawn) for name in names)
     return [svg_of(picture) for picture in made if picture is not None]

@@ -114,6 +114,9 @@ def budget_text(budget: EfficiencyBudget) -> str:
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
     seen = steps_of(run for run in runs if (run.configuration, run.key) == point)
+    paces_s = [step.median.pace_s for step in seen]
+    # A lag that is smaller than the difference between runs would be a figure of false precision.
+    least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
     lagging = [step for step in seen if step.skew_s >= NAMED_SKEW * step.median.pace_s]
     slowest = [step.slowest for step in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
@@ -123,6 +126,8 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
     for who, steps in by_key(zip(names, lagging, strict=True)).items():
         lag = statistics.median(step.skew_s / step.median.pace_s for step in steps)
+        if lag < least:
+            continue
         numbers = [str(step.run.index) for step in steps]
         where = f"in run{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
         if len(numbers) == len(seen) > 1:
