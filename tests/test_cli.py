@@ -106,6 +106,14 @@ def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path)
     assert gpuscale("compare", ARC4, newest).stderr == ""
 
 
+def test_a_file_given_alone_is_named_as_the_baseline_where_there_are_no_results(
+    tmp_path: Path,
+) -> None:
+    answer = gpuscale("compare", RESULTS, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert f"{RESULTS} is taken as the baseline, given alone: " in answer.stderr
+
+
 def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: Path) -> None:
     folder = tmp_path / ".gpuscale" / "results"
     folder.mkdir(parents=True)
@@ -116,7 +124,7 @@ def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: P
     begun.write_text(results_text(results()))
     failed.write_text(results_text(results(run(1, None))))
     place = ".gpuscale/results/"
-    newer = f"newer, but without a valid run: {place}{failed.name}, {place}{begun.name}"
+    newer = f"newer, but without a valid run: {place}{failed.name} and {place}{begun.name}"
     for words in (["show"], ["compare", ARC4], ["plot", "-o", str(tmp_path / "x.svg")]):
         answer = gpuscale(*words, cwd=tmp_path)
         assert answer.stderr.count(f"gpuscale: left out: {newer}\n") == 1, answer.stderr

@@ -237,10 +237,10 @@ def test_bars_of_a_baseline_are_paler_below_those_of_the_same_row(name: str) -> 
     (forward,) = (each for each in axes.containers if each.get_label() in ("efficiency", "forward"))
     colours = [sum(bar.get_facecolor()[:3]) for bar in forward]
     assert all(now < then for now, then in zip(colours[::2], colours[1::2], strict=True))
-    assert "the baseline has no" not in notes_below(picture)
+    assert "the baseline is not drawn" not in notes_below(picture)
     other = published(figure(2, time_s=9.0))
     without = drawn(name, Measurements(runs=runs, baseline=other, origins=["x"]))
-    assert "the baseline has no such parts of these rows" in notes_below(without)
+    assert "the baseline is not drawn: it has no such parts" in notes_below(without)
     many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
     picture = drawn(name, Measurements(runs=many, earlier=slower))
     assert f"{rows * (MOST_BARS + 3) - MOST_BARS // 2} more rows" in notes_below(picture)
@@ -251,6 +251,8 @@ def test_the_phases_of_a_recorded_baseline_are_drawn_as_bars() -> None:
     before = baseline_from_results([results(*runs)], name="x", cluster="x", minimum_runs=1)
     (axes,) = drawn("phases", Measurements(runs=runs, baseline=before)).figure.axes
     assert "baseline: 125 ms" in [text.get_text() for text in axes.texts]
+    budget = drawn("budget", Measurements(runs=runs, baseline=before))
+    assert "the baseline is not drawn: it keeps no windows" in notes_below(budget)
 
 
 @pytest.mark.parametrize("name", ["budget", "phases"])

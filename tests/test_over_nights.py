@@ -351,7 +351,9 @@ def test_a_history_says_what_the_comparison_finds_beyond_it_and_marks_no_usual_n
         (tmp_path / f"{night}.jsonl").write_text(text)
     told = " ".join(gpuscale("history", tmp_path).stdout.split())
     assert told.startswith("SLOWER 1 of 2 rows from 2026-09-27 on")
-    assert "; UNCLEAR 1 of 2 rows with too few nights to tell, throughput: " in told
+    assert (
+        "; UNCLEAR 1 of 2 rows with too few nights to tell whether it lasts, throughput: " in told
+    )
     assert " judged REGRESSED by compare --history: 2 of 2 rows: " in told
     assert "−4.5 %, new level" in told
     assert "far from the other nights" not in told

@@ -52,7 +52,7 @@ def test_a_session_begins_with_the_devices_that_it_measures(
 
 def test_a_session_warns_of_a_busy_host_and_of_faults_on_purpose() -> None:
     busy = header(load=BUSY).splitlines()[1]
-    assert busy == "this host is busy, so intervals will be wide: 2.0 of 4 cores used by others"
+    assert busy == "this host is busy, so intervals may be wide: 2.0 of 4 cores used by others"
     warning = header(inject=["data=5ms"]).splitlines()[0]
     assert "data=5ms" in warning
 

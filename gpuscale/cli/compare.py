@@ -80,7 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     before = folder or files.pop(0)
     # Read before the search for results, whose error would hide that of the named file.
     content = None if folder else inputs.read_content(before)
-    paths = files or ([] if folder else [inputs.newest_input()])
+    try:
+        paths = files or ([] if folder else [inputs.newest_input()])
+    except FileError as error:
+        shown = visible(str(before))
+        raise UsageError(f"{shown} is taken as the baseline, given alone: {error}") from error
     outputs = outputs_of(arguments.format, [before, *paths])
     validate_sides(before, paths)
     read = inputs.read_nights([before]) if folder else []

@@ -22,7 +22,7 @@ from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
-from gpuscale.reports.phrases import age_text, counted, to_minutes
+from gpuscale.reports.phrases import age_text, counted, enumerated, to_minutes
 from gpuscale.store.campaign_folders import NIGHT_JSON, read_night
 from gpuscale.store.files import file_error, file_errors, read_any
 from gpuscale.store.results import (
@@ -215,8 +215,8 @@ def newest_input() -> Path:
     for number, path in enumerate(paths):
         results = read_results(path)
         if any(run.is_valid for run in results.runs):
-            if newer := ", ".join(visible(str(other)) for other in paths[:number]):
-                remark(f"left out: newer, but without a valid run: {newer}")
+            if newer := [visible(str(other)) for other in paths[:number]]:
+                remark(f"left out: newer, but without a valid run: {enumerated(newer)}")
             measured = f"{to_minutes(results.created_at)} UTC{age_text(results, datetime.now(UTC))}"
             remark(f"the newest results: {visible(str(path))}, measured {measured}")
             return path

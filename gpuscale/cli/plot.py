@@ -117,7 +117,7 @@ def _origin(content: Results | Baseline) -> str:
         where = content.environment
         machine = ", ".join(filter(None, (where.host, where.hardware_label)))
         text = f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
-        return "; ".join(filter(None, (text, busy_text(content.runs))))
-    dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
-    machine = machine_label(content)
-    return f"baseline {content.name}: {format_range(dates)}, {machine}"
+    else:
+        dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
+        text = f"baseline {content.name}: {format_range(dates)}, {machine_label(content)}"
+    return "; ".join(filter(None, (text, busy_text(content.runs))))

@@ -111,7 +111,7 @@ def header_lines(
             f"on {environment.hardware_label} (device: cpu)"
         )
     if load.is_busy:
-        yield f"this host is busy, so intervals will be wide: {load_text(load)}"
+        yield f"this host is busy, so intervals may be wide: {load_text(load)}"
     if resumed is not None:
         runs = counted(len(resumed.results.runs), "run")
         yield f"resuming {relative(resumed.path)}: {runs} so far"

@@ -172,7 +172,7 @@ def verdicts(history: History) -> list[tuple[str, str]]:
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
         (UNCLEAR, [names[row.point] for row in blurred], only_large),
-        (UNCLEAR, unclear, f" with too few nights to tell, {rate}"),
+        (UNCLEAR, unclear, f" with too few nights to tell whether it lasts, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
     steady = sum(not row.nights_missing for row in rows)

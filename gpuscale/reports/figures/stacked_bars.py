@@ -148,10 +148,11 @@ def _picture(
     """Draw bars, with one panel for each case; return None without bars."""
     if not bars:
         return None
-    # A page, which names no origins, promises no bars of the baseline.
-    has_promised = measurements.baseline is not None and measurements.origins
-    if has_promised and not any(bar.is_baseline for bar in bars):
-        notes = [*notes, "the baseline has no such parts of these rows, so it is not drawn"]
+    if measurements.baseline is not None and not any(bar.is_baseline for bar in bars):
+        why = "has no such parts of these rows"
+        if quantity == _SHARE and not measurements.earlier and measurements.baseline.runs:
+            why = "keeps no windows, which its bars need; give results as --baseline"
+        notes = [*notes, f"the baseline is not drawn: it {why}"]
     # The bar with the most parts determines the order in which the parts of all bars are stacked.
     fullest = sorted(bars, key=lambda bar: -len(bar.parts))
     parts = [*dict.fromkeys(name for bar in fullest for name in bar.parts)]
