@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import request_for
+from measuring import run_pytest, write_case
 from statements import known
 from test_overhead import request_for_cpu
 
@@ -183,3 +184,13 @@ def test_without_a_line_of_the_user_the_place_in_gpuscale_and_the_whole_text_are
     assert re.fullmatch(r"in a call from gpuscale/measure/worker/user_code\.py:\d+:", place)
     assert text[0] == f'File "{tmp_path / "broken.py"}", line 1'
     assert text[-1].startswith("SyntaxError: ")
+
+
+def test_a_method_of_a_case_with_other_parameters_is_shown_as_gpuscale_calls_it(
+    tmp_path: Path,
+) -> None:
+    other = "\nclass Case(Tiny):\n    def optimizer(self, model):\n        return None\n"
+    write_case(tmp_path, other)
+    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
+    assert "\ngpuscale calls optimizer(model, gpus)\n" in session.output
+    assert "gpuscale/measure/worker" not in session.output

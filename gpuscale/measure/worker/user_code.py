@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -86,7 +87,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str | None:
-    """Describe the innermost line of gpuscale's code in a traceback; None if there is none."""
+    """Describe where gpuscale's code failed, or how it calls a case's method; None if unknown."""
     own = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -98,6 +99,12 @@ def _place(error: BaseException) -> str | None:
     if frame.f_code is TrainingCase.forward.__code__:
         place = f"in the forward pass of {type(frame.f_locals['self']).__name__}'s model"
         return f"{place}{_layer(error, frame.f_locals['model'])}"
+    # Python names the method whose parameters do not match: `DigitsMlp.optimizer() takes …`.
+    method, is_method, _ = str(error).partition("() ")
+    wanted = getattr(TrainingCase, method.rpartition(".")[2], None) if is_method else None
+    if isinstance(error, TypeError) and wanted is not None:
+        _, *parameters = inspect.signature(wanted).parameters
+        return f"gpuscale calls {wanted.__name__}({', '.join(parameters)})"
     file = Path(frame.f_code.co_filename).relative_to(_GPUSCALE.parent)
     return f"in a call from {file}:{line}"
 
