@@ -21,6 +21,7 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 _OTHER_LEVEL = 0.01
 """Smallest relative difference in step time between nights on different levels."""
 _LARGEST_DEVIATION = 0.5
+"""Largest relative deviation assumed between nights."""
 _FEWEST_RESIDUALS = 3
 """Smallest number of degrees of freedom that tells how much nights deviate."""
 
