@@ -180,6 +180,35 @@ def test_few_nights_on_a_new_level_deviate_as_those_on_the_level_before() -> Non
     assert len(alarms) <= 2
 
 
+def test_the_deviation_of_nights_is_that_of_earlier_levels_until_four_are_on_the_new_one() -> None:
+    # Logarithms of T(1) and T(2), in percent: the levels' means are 0 and −30.
+    on_1 = [2.0, -2.0, 2.0, -2.0, 0.0, -30.0, -30.0, -30.0, -30.0, -30.0]
+    on_2 = [2.0, -2.0, 2.0, -2.0, 5.0, -30.0, -30.0, -30.0, -30.0, -30.0]
+
+    def overrides(nights: int) -> dict[tuple[int, str], float]:
+        results_of_nights = [
+            night_of(
+                at, *(run(1 + i, math.exp(log / 100)) for i, log in enumerate(logs)), hours=24 * at
+            )
+            for at, logs in enumerate(zip(on_1[: nights + 1], on_2[: nights + 1], strict=True))
+        ]
+        *earlier, last = results_of_nights
+        found = earlier_nights(earlier, [last]).tolerances.overrides
+        return {
+            (known(each.gpus), known(each.metric)): known(each.allocation_deviation)
+            for each in found
+        }
+
+    # Sums of squares 16 and 36, and 20 of T(2) / T(1), over 5 + 2 nights less 2 levels.
+    assert overrides(7) == {
+        (1, "throughput"): pytest.approx(math.sqrt(16 / 5) / 100),
+        (2, "throughput"): pytest.approx(math.sqrt(36 / 5) / 100),
+        (2, "speedup"): pytest.approx(math.sqrt(20 / 5) / 100),
+    }
+    assert overrides(8).keys() == overrides(7).keys()
+    assert overrides(9) == {}
+
+
 def test_a_lasting_loss_stays_one_on_each_night() -> None:
     # Nights differ by 2%, and the sixth and all after it have 12% less throughput.
     times_ms = [100.7, 101.8, 96.9, 100.7, 100.3, 116.9, 112.5, 114.2, 110.3, 114.4, 113.4, 110.6]

@@ -263,3 +263,9 @@ def test_phases_are_those_of_the_median_rank_and_the_slowest_one_s_lag_is_skew()
     assert shown == ["6.38", "1.00", "3.00"]
     assert row["sum"] == "100.0 %"
     assert "what the slowest rank takes longer than the median rank" in " ".join(text.split())
+
+
+def test_communication_that_noise_makes_negative_is_shown_as_none() -> None:
+    less = phased_run([WORKSHOP] * 2, communication_s=0.001)
+    noisy = replace(less, measured={**less.measured, "exposed_communication_s": -0.0002})
+    assert table_row(phases_shown(noisy), "mnist_cnn/ddp", 2)["communication"] == "0 µs 0.0 %"
