@@ -102,6 +102,26 @@ def test_a_page_judged_by_earlier_nights_says_what_compare_says_above_their_hist
     assert "--history: give results files with it, or none for its last night" in said
 
 
+def test_a_page_draws_the_bars_of_the_results_or_nights_it_judges_against(
+    report: Report, tmp_path: Path
+) -> None:
+    nights, file, now = (tmp_path / name for name in ("nights", "file.json", "now.jsonl"))
+    nights.mkdir()
+    for night in NIGHTS:
+        write_night(nights / f"{night.job}.jsonl", night)
+    write_baseline(file, baseline_of(*NIGHTS))
+    write_night(now, THROTTLED)
+    bar = ">baseline</text>"
+    for option in (("--baseline", nights / f"{NIGHTS[0].job}.jsonl"), ("--history", nights)):
+        page = report(now, *option)
+        assert bar in page
+        assert "the baseline is not drawn" not in page
+    page = report(now, "--baseline", file)
+    assert bar not in page
+    assert "the baseline is not drawn: a baseline file lacks the windows" in page
+    assert ">baseline: " in page
+
+
 def test_markup_in_names_stays_text(report: Report, tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>&amp;$x_{$"
     where = {"host": evil, "driver_version": evil, "variables": {evil: evil}}

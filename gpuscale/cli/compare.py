@@ -22,7 +22,7 @@ from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Verdict
+from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, Verdict
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
@@ -41,6 +41,8 @@ class Reference(NamedTuple):
     """The file or folder that the user named, if any."""
     baseline: Baseline
     kind: BaselineKind
+    runs: Sequence[Run] = ()
+    """The runs with their windows; none from a baseline file, which lacks windows."""
     nights: EarlierNights | None = None
 
 
@@ -115,7 +117,7 @@ def reference_of_file(
     if shared := sum(run.identity in identities for run in content.runs):
         problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
         raise FileError(visible(str(path)), problem)
-    return Reference(path, as_baseline(content, path.stem), "results")
+    return Reference(path, as_baseline(content, path.stem), "results", content.runs)
 
 
 def reference_of_nights(
@@ -127,7 +129,8 @@ def reference_of_nights(
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
     baseline = baseline_of_nights(nights, str(folder or "earlier nights"))
-    return Reference(folder, baseline, "nights", nights)
+    runs = [run for night in nights.last for run in night.runs]
+    return Reference(folder, baseline, "nights", runs, nights)
 
 
 def judged(

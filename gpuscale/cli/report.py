@@ -96,4 +96,4 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     else:
         return subject
     view = view_of(judged(reference, results, files, arguments), results)
-    return replace(subject, baseline=reference.baseline, view=view)
+    return replace(subject, baseline=reference.baseline, earlier=reference.runs, view=view)

@@ -38,6 +38,8 @@ class Subject:
 
     results: Sequence[Results]
     baseline: Baseline | None = None
+    earlier: Sequence[Run] = ()
+    """Runs of the baseline with their windows, unless it is a baseline file."""
     view: View | None = None
     """Comparison of the results with the baseline."""
     history: History | None = None

@@ -65,6 +65,7 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     drawn = Measurements(
         runs=runs,
         baseline=subject.baseline,
+        earlier=subject.earlier,
         history=subject.history,
         regressed=regressed_rows([*subject.judged_nights, *tonight]),
     )
