@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.analysis.scaling import Entry, References, grouped, known_mean
-from gpuscale.analysis.steps import Rank, Step, is_pipeline, steps_of
+from gpuscale.analysis.steps import Rank, Step, steps_of
+from gpuscale.base.strategies import is_pipeline
 from gpuscale.records import Configuration, EntryKey, Estimate, Run
 
 PARTS = ("communication", "data", "skew")
@@ -48,7 +49,7 @@ class EfficiencyBudget:
     @property
     def absent(self) -> tuple[str, ...]:
         """Names of the parts that were not measured."""
-        names = PIPELINE_PARTS if is_pipeline(self.configuration) else PARTS
+        names = PIPELINE_PARTS if is_pipeline(self.configuration.strategy) else PARTS
         return tuple(name for name in names if name not in self.parts)
 
     @property
@@ -88,7 +89,7 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
     step_time_s = point.step_time_s.value
     # If the batch is divided among the GPUs, an ideal step takes a fraction of the reference time.
     ideal = entry.key.global_batch / (entry.key.gpus * reference.key.global_batch)
-    parts_s = _pipeline_parts_s if is_pipeline(point.configuration) else _parts_s
+    parts_s = _pipeline_parts_s if is_pipeline(point.configuration.strategy) else _parts_s
     parts = {
         name: seconds / step_time_s
         for name, seconds in parts_s(entry.valid, reference.valid, ideal).items()
@@ -110,10 +111,11 @@ def _parts_s(
     # A single rank handles gradients too, so the ideal step time includes that work.
     alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
+    steps = steps_of(runs)
     return {
         "communication": None if exposed_s is None else exposed_s - ideal * alone_s,
-        "data": _beyond(lambda step: step.median.data_s, runs, reference, ideal),
-        "skew": known_mean(step.skew_s for step in steps_of(runs) if len(step.ranks) > 1),
+        "data": _beyond(lambda step: step.median.data_s, steps, steps_of(reference), ideal),
+        "skew": known_mean(step.skew_s for step in steps if len(step.ranks) > 1),
     }
 
 
@@ -121,19 +123,20 @@ def _pipeline_parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float
 ) -> Mapping[str, float | None]:
     """Return the seconds that each of `PIPELINE_PARTS` adds to the ideal step; None if unknown."""
+    steps, alone = steps_of(runs), steps_of(reference)
 
     def mean(step: Step, seconds: Callable[[Rank], float]) -> float:
         return statistics.fmean(map(seconds, step.ranks))
 
     def beyond(seconds: Callable[[Rank], float]) -> float | None:
-        return _beyond(lambda step: mean(step, seconds), runs, reference, ideal)
+        return _beyond(lambda step: mean(step, seconds), steps, alone, ideal)
 
     whole_s = known_mean(run.synchronization_s for run in reference)
     return {
         "micro-batching": None if whole_s is None else -ideal * whole_s,
         "bubble": known_mean(run.measured.get("exposed_communication_s") for run in runs),
         "imbalance": known_mean(
-            step.slowest.pace_s - mean(step, lambda rank: rank.pace_s) for step in steps_of(runs)
+            step.slowest.pace_s - mean(step, lambda rank: rank.pace_s) for step in steps
         ),
         "data": beyond(lambda rank: rank.data_s),
         "optimizer": beyond(lambda rank: rank.phases.optimizer_s),
@@ -142,10 +145,10 @@ def _pipeline_parts_s(
 
 def _beyond(
     seconds_of: Callable[[Step], float],
-    runs: Sequence[Run],
-    reference: Sequence[Run],
+    steps: Sequence[Step],
+    alone: Sequence[Step],
     ideal: float,
 ) -> float | None:
     """Return the mean seconds beyond those of an ideal step; None if unknown."""
-    ours_s, alone_s = (known_mean(map(seconds_of, steps_of(side))) for side in (runs, reference))
+    ours_s, alone_s = (known_mean(map(seconds_of, side)) for side in (steps, alone))
     return None if ours_s is None or alone_s is None else ours_s - ideal * alone_s

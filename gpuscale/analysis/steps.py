@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpuscale.analysis.scaling import known_mean, valid_by_point
-from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records import Configuration, Phases, PointKey, Run
+from gpuscale.base.strategies import is_pipeline
+from gpuscale.records import Phases, PointKey, Run
 
 
 class Part(StrEnum):
@@ -148,7 +148,7 @@ def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
 
 
 def _phases_s(step: Step) -> Mapping[str, float | None]:
-    staged = is_pipeline(step.run.configuration)
+    staged = is_pipeline(step.run.configuration.strategy)
     rank = step.slowest if staged else step.median
     several = step.communication_s is not None and not staged
     return {
@@ -161,12 +161,6 @@ def _phases_s(step: Step) -> Mapping[str, float | None]:
         "wait": step.communication_s if staged else None,
         "skew": step.skew_s if several else None,
     }
-
-
-def is_pipeline(configuration: Configuration) -> bool:
-    """True if the stages of the configuration's model are on different devices at a time."""
-    demands = STRATEGIES.get(configuration.strategy)
-    return demands is not None and demands.micro_batches
 
 
 def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:

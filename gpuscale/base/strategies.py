@@ -55,6 +55,12 @@ def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
     return found is not None and (int(found[1]), int(found[2])) < first
 
 
+def is_pipeline(strategy: str) -> bool:
+    """True if a strategy is known and its GPUs process micro-batches concurrently."""
+    demands = STRATEGIES.get(strategy)
+    return demands is not None and demands.micro_batches
+
+
 COMMAND = "command"
 """Name of the strategy of every `CommandCase`."""
 

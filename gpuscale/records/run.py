@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from gpuscale.base.errors import FieldError
-from gpuscale.base.strategies import COMMAND, STRATEGIES
+from gpuscale.base.strategies import COMMAND, STRATEGIES, is_pipeline
 from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.environment import Environment
 from gpuscale.records.evidence import (
@@ -204,8 +204,7 @@ def _median_step_time_s(run: Run) -> float | None:
 def _exposed_communication_s(run: Run) -> float | None:
     if len(run.ranks) < 2:
         return None
-    demands = STRATEGIES.get(run.configuration.strategy)
-    if demands is None or not demands.micro_batches:
+    if not is_pipeline(run.configuration.strategy):
         return run.synchronization_s
     # The stage that waits least waits only for the bubble and exposed transfers.
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]

@@ -3,7 +3,7 @@
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -117,8 +117,7 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     chosen = {
         row.point: nights_before(len(nights), row.point, nights, row.changes) for row in before.rows
     }
-    references = References(chosen)
-    pairs = [(point, one) for point in chosen if (one := references.of(point)) and one != point]
+    pairs = [*_references(chosen).items()]
 
     def differs(point: PointKey, *sides: Sequence[int]) -> bool:
         logs = [
@@ -140,9 +139,17 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     return chosen
 
 
+def _references(points: Collection[PointKey]) -> Mapping[PointKey, PointKey]:
+    """Return the 1-GPU point that the speedup of each point on several GPUs refers to, if any."""
+    references = References(points)
+    found = ((point, references.of(point)) for point in points)
+    return {point: one for point, one in found if one is not None and one != point}
+
+
 def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
+    """Return the default tolerances, with wider ones for rows that few nights are compared with."""
     tolerances, rows = Tolerances(), {row.point: row for row in before.rows}
-    references = References(rows)
+    references = _references(rows)
     found: dict[tuple[object, ...], ToleranceOverride] = {}
 
     def widen(point: PointKey, metric: str, declared: float, *its_rows: RowHistory) -> None:
@@ -160,8 +167,9 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
     for point, row in rows.items():
         if 0 < len(compared[point]) < MINIMUM_ALLOCATIONS:
             widen(point, THROUGHPUT, tolerances.allocation_deviation_time, row)
-            if (one := references.of(point)) is not None and one != point:
-                widen(point, SPEEDUP, tolerances.allocation_deviation_speedup, row, rows[one])
+            if point in references:
+                on_1 = rows[references[point]]
+                widen(point, SPEEDUP, tolerances.allocation_deviation_speedup, row, on_1)
     return msgspec.structs.replace(tolerances, overrides=tuple(found.values()))
 
 

@@ -18,6 +18,7 @@ from gpuscale.records import (
     QuantityName,
     Run,
     Statement,
+    Tolerances,
     Verdict,
 )
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
@@ -97,19 +98,20 @@ def _allocations(
         fewest = min(widened, key=lambda entry: len(entry.runs))
         keys = [entry.point.key for entry in widened]
         ratios = [key for key in keys if key.gpus > 1]
-        of_time, of_speedup = (
-            [declared.limits(key, metric).allocation_deviation for key in some]
-            for metric, some in ((THROUGHPUT, keys), (SPEEDUP, ratios))
-        )
         yield Statement.of(
             "few_allocations",
             row=fewest.point.key,
             others=sum(len(entry.runs) == len(fewest.runs) for entry in widened) - 1,
             count=len(fewest.runs),
             enough=MINIMUM_ALLOCATIONS,
-            deviation_time=max(of_time),
-            deviation_speedup=max(of_speedup, default=None),
+            deviation_time=_assumed(declared, keys, THROUGHPUT),
+            deviation_speedup=_assumed(declared, ratios, SPEEDUP) if ratios else None,
         )
+
+
+def _assumed(tolerances: Tolerances, keys: Iterable[EntryKey], metric: str) -> float:
+    """Return the largest deviation between allocations that the judgement of these rows assumes."""
+    return max(tolerances.limits(key, metric).allocation_deviation for key in keys)
 
 
 def _width(entry: EntryVerdict) -> float:
@@ -260,11 +262,11 @@ def _few_sessions(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
 ) -> Iterable[Statement]:
     """Yield a note if too few sessions were measured to tell a gain from variation between them."""
-    if any(entry.verdict is Verdict.IMPROVED for entry in entries):
+    if improved := [entry.key for entry in entries if entry.verdict is Verdict.IMPROVED]:
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
         if before < MINIMUM_ALLOCATIONS:
-            deviation = baseline.tolerances.allocation_deviation_time
+            deviation = _assumed(baseline.tolerances, improved, THROUGHPUT)
             befores, afters = _starts_of_sides(rows)
             is_between = befores and afters and befores[0] < afters[0] <= afters[-1] < befores[-1]
             code = "few_sessions_around" if is_between else "few_sessions"
