@@ -241,4 +241,5 @@ def test_a_node_that_dies_is_named(
         assert re.search(r" on (n\d, )*n2:", failure.message), failure
         # mpirun ends the other nodes too, and may not say which daemon it lost.
         assert failure.host == "n2" or (launcher == "mpirun" and failure.host is None), failure
-        assert processes_in(tmp_path) == []
+        # srun ends with the node; the keeper of the other one may still be ending its command.
+        assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
