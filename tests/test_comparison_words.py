@@ -279,6 +279,9 @@ def test_parts_of_the_efficiency_that_cannot_be_are_no_finding() -> None:
     # The runs' paces differ by more than the rank lags in one of them.
     _, who = findings(0.02, (1.0, 1.35), (1.25, 1.48), (1.0, 1.4))
     assert who.endswith("35.0 % longer a step than rank 0 in 3 of 3 runs")
+    # A run with little skew, as in a comparison, is none in which the rank is slow.
+    _, who = findings(0.02, (1.0, 1.6), (1.0, 1.05), (1.0, 1.7))
+    assert who.endswith("in 2 of 3 runs")
     _, who = findings(0.02, *((1.0, 16.4),) * 3)
     assert "takes 16 times as long a step as rank 0" in who
     # Runs of 100, 200 and 300 ms tell nothing of 30 %.

@@ -99,8 +99,15 @@ def test_a_loss_of_training_says_on_how_many_devices_also_in_the_index() -> None
     one, two = slower(1), replace(slower(2), finding=Finding.SLOWER_TRAINING)
     both = view(comparison(one, two))
     for said in (both.headline[0][1], both.brief):
-        assert "training on 1 GPU lost 8.0 % of its samples/s" in said
-        assert "training on 2 GPUs lost 8.0 % of its samples/s" in said
+        assert "training on 1 and 2 GPUs lost 8.0 % of its samples/s" in said
+    assert {row.short_reason for row in both.rows} == {"slower training"}
+    # If only one row's loss has a first night, the table says which.
+    assert ", from " not in first_line(replace(one, since="2026-11-05"), two)[1]
+    both_since = (replace(each, since="2026-11-05") for each in (one, two))
+    assert first_line(*both_since)[1].endswith(", from 2026-11-05 on")
+    # That every GPU is slower is said where a row of several shows it.
+    every = first_line(one, slower(2), replace(slower(4), finding=Finding.SLOWER_TRAINING))[1]
+    assert "every GPU lost 8.0 % of its samples/s [6.0 %, 10 %] (2 rows)" in every
 
 
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:

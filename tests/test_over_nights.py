@@ -380,15 +380,72 @@ def test_a_history_says_what_the_comparison_finds_beyond_it_and_marks_no_usual_n
         (tmp_path / f"{night}.jsonl").write_text(text)
     told = " ".join(gpuscale("history", tmp_path).stdout.split())
     assert told.startswith("SLOWER 1 of 2 rows from 2026-09-27 on")
-    assert (
-        "; UNCLEAR 1 of 2 rows with too few nights to tell whether it lasts, throughput: " in told
-    )
     assert " judged REGRESSED by compare --history: 2 of 2 rows: " in told
+    # The row that is regressed is not unclear as well.
+    assert "UNCLEAR" not in told
+    assert told.endswith(
+        "too few nights to tell whether the level changed: mnist_cnn/ddp on 2 GPUs"
+    )
+    alone = " ".join(gpuscale("history", tmp_path, "--gpus", "2").stdout.split())
+    assert alone.startswith("REGRESSED by compare --history: 1 of 1 row: every GPU lost ")
+    assert "UNCLEAR" not in alone
+    assert "STEADY" not in alone
     assert "−4.5 %, new level" in told
     assert "far from the other nights" not in told
     files = sorted(tmp_path.iterdir())
     steady = gpuscale("history", *files[:6]).stdout
     assert "far from the other nights" not in steady
+
+
+def test_a_worse_scaling_is_named_beside_a_history_whose_rows_are_slower(tmp_path: Path) -> None:
+    def measured_nights(folder: Path, loss: dict[int, float]) -> Path:
+        folder.mkdir()
+        for night in range(12):
+            noise = random.Random(night)
+            runs = [
+                run(n, time_s * noise.gauss(1, 0.002) * (loss[n] if night > 9 else 1), index=i)
+                for n, time_s in ((1, 0.1), (2, 0.105))
+                for i in (1, 2, 3)
+            ]
+            text = results_text(night_of(night, *runs, hours=24 * night))
+            (folder / f"{night:02}.jsonl").write_text(text)
+        return folder
+
+    scaling = measured_nights(tmp_path / "scaling", {1: 1.0, 2: 1.2})
+    told = " ".join(gpuscale("history", scaling).stdout.split())
+    assert told.startswith("SLOWER 1 of 2 rows")
+    assert " judged REGRESSED by compare --history: 1 of 2 rows: scaling got worse" in told
+    every = measured_nights(tmp_path / "every", {1: 1.2, 2: 1.2})
+    told = " ".join(gpuscale("history", every).stdout.split())
+    assert told.startswith("SLOWER 2 of 2 rows")
+    assert "judged" not in told
+
+
+def test_a_history_without_a_name_is_that_of_the_only_machine_s_nights(tmp_path: Path) -> None:
+    nightly = tmp_path / ".gpuscale" / "nightly"
+    (nightly / "here").mkdir(parents=True)
+    first, *_ = write_nights(nightly / "here", 3, lambda night: 1.0)
+    answer = gpuscale("history", cwd=tmp_path)
+    assert "3 nights" in answer.stdout
+    assert "the nights below .gpuscale/nightly/here, since no results are given" in answer.stderr
+    (nightly / "there").mkdir()
+    several = gpuscale("history", cwd=tmp_path)
+    assert several.returncode == 2
+    assert "machine: .gpuscale/nightly/here, .gpuscale/nightly/there" in several.stderr
+    session = tmp_path / ".gpuscale" / "results"
+    session.mkdir()
+    (session / "a.jsonl").write_bytes(first.read_bytes())
+    assert "1 night" in gpuscale("history", cwd=tmp_path).stdout
+
+
+def test_a_night_to_judge_may_be_given_by_its_folder(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 8, lambda night: 1.0)
+    by_file, by_folder = (
+        compare("--history", tmp_path, it) for it in (nights[6], nights[6].parent)
+    )
+    assert by_folder.returncode == by_file.returncode
+    assert by_folder.stdout == by_file.stdout
+    assert "has 8 results files" in refusal("compare", "--history", tmp_path, tmp_path)
 
 
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:

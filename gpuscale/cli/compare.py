@@ -11,6 +11,7 @@ from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
+from gpuscale.cli.nights import results_file
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import (
     EarlierNights,
@@ -23,7 +24,7 @@ from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, Verdict
-from gpuscale.records.verdict import BaselineKind
+from gpuscale.records.verdict import SLOWDOWNS, BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.history_text import UNCLEAR, verdicts
@@ -76,10 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdict in every requested format, and return the exit code of the verdict."""
-    files, folder = arguments.files, arguments.history
+    files, folder = [*arguments.files], arguments.history
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
+    if folder:
+        files = [*map(results_file, files)]
     # Read before the search for results, whose error would hide that of the named file.
     content = None if folder else inputs.read_content(before)
     try:
@@ -179,7 +182,10 @@ def open_verdict(
         row = rows.get((entry.configuration, entry.key.gpus)) if entry.configuration else None
         if row is not None and row.nights[-1] < len(history.nights) - 1:
             return entry.verdict is Verdict.MISSING
-        return entry.verdict.is_loss if row and row.recent_loss else entry.verdict.is_pass
+        if row is None or row.recent_loss is None:
+            return entry.verdict.is_pass
+        # SLOWER says nothing of scaling or of other metrics.
+        return entry.verdict.is_loss and entry.finding in SLOWDOWNS
 
     is_open = history.is_unusual or UNCLEAR in said
     if not is_open and all(map(is_said, comparison.entries)):

@@ -8,6 +8,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli import inputs
 from gpuscale.cli.compare import open_verdict
+from gpuscale.cli.nights import default_folder
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -15,7 +16,10 @@ from gpuscale.store.results import RESULTS_FOLDER
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show when rows changed over the nights, and what else changed then."
-    text = f"results files, or folders of them (default: {RESULTS_FOLDER})"
+    text = (
+        "results files, or folders of them "
+        f"(default: {RESULTS_FOLDER}, or else the nights of the only machine)"
+    )
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
     inputs.add_selection(parser, "show")
 
@@ -23,10 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
-    nights = inputs.read_nights(arguments.paths or [RESULTS_FOLDER])
+    nights = inputs.read_nights(arguments.paths or [default_folder()])
     inputs.validate_choice(nights, arguments)
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
     view = open_verdict(nights, history, arguments)
     judged = None if view is None else view.headline[0]
-    inputs.say(render(history, Screen.of(sys.stdout), judged))
+    entries = () if view is None else view.comparison.entries
+    lost = {(e.configuration, e.key.gpus) for e in entries if e.configuration and e.verdict.is_loss}
+    inputs.say(render(history, Screen.of(sys.stdout), judged, lost))
     return ExitCode.OK

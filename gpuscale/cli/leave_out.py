@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
-from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, UsageError
-from gpuscale.base.text import clean, counted, visible
-from gpuscale.cli.inputs import RESULTS_NAME, files_below, is_folder, remark, say
+from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
+from gpuscale.base.text import clean, visible
+from gpuscale.cli.inputs import remark, say
+from gpuscale.cli.nights import results_file
 from gpuscale.reports.page import has_index, write_index
 from gpuscale.store.results import leave_out, read_results
 
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")
-    files = [_results_file(path) for path in arguments.nights]
+    files = [results_file(path) for path in arguments.nights]
     before = [read_results(path).left_out is None for path in files]
     for path, has_counted in zip(files, before, strict=True):
         leave_out(path, reason)
@@ -41,11 +42,3 @@ def run(arguments: argparse.Namespace) -> int:
             except (GpuscaleError, OSError) as problem:
                 remark(f"the index of the nights was not renewed: {problem}")
     return ExitCode.OK
-
-
-def _results_file(path: Path) -> Path:
-    """Return the path of a file or of a folder's only results file; otherwise raise a FileError."""
-    files = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
-    if len(files) != 1:
-        raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
-    return files[0]

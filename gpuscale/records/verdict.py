@@ -32,6 +32,10 @@ class Finding(StrEnum):
     FASTER = "faster"
 
 
+SLOWDOWNS = (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN)
+"""Findings that the training got slower, on all GPUs alike or not."""
+
+
 class Facts(TypedDict, total=False):
     """Facts for the wording of a reason or note; a fact's name determines its type and format."""
 

@@ -1,13 +1,13 @@
 """The history of a machine as text: the state of its rows, and when they changed."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from gpuscale.analysis.history import History, HistoryEvent, RowHistory, level_on
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.judge.baseline import TOO_WEAK
-from gpuscale.records import PointKey
+from gpuscale.records import Configuration, PointKey
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
@@ -22,17 +22,25 @@ _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
 UNCLEAR = "UNCLEAR"
 """Verdict on a history whose nights are too few, or vary too widely, to show a change."""
+RowKey = tuple[Configuration, int]
+"""A row of a history or of a comparison: its configuration and number of GPUs."""
 _MOST_NIGHTS = FEWEST_NIGHTS + 1
 """Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
 
-def render(history: History, screen: Screen, judged: tuple[str, str] | None = None) -> str:
+def render(
+    history: History,
+    screen: Screen,
+    judged: tuple[str, str] | None = None,
+    lost: Collection[RowKey] = (),
+) -> str:
     """Return the history as text, the latest changes first, without a final line break.
 
     `judged` is the last night's verdict from a comparison with earlier nights: a word and a text.
+    `lost` are the rows that it found to be worse.
     """
     first = (level_header(history), STANDING)
-    lines = [*_head(history, screen, judged)]
+    lines = [*_head(history, screen, judged, verdict(history, lost))]
     lines += [text_table(standings(history), screen.columns, first=first), ""]
     if len(history.nights) > 1:
         last = history.names[-_MOST_NIGHTS:]
@@ -57,7 +65,10 @@ def notes(history: History) -> Iterator[str]:
     names, rows, row_names = history.names, history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
-    if not history.events:
+    if unclear := [row_names[row.point] for row in rows if row.is_unclear]:
+        shown = listed(unclear, _MOST_NAMED)
+        yield f"too few nights to tell whether the level changed: {shown}"
+    elif not history.events:
         yield _no_change_text(history)
     for effect in history.nodes:
         if effect.slow and effect.speed:
@@ -94,9 +105,16 @@ def node_table(history: History) -> list[dict[str, Cell]]:
     ]
 
 
-def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
-    if said := verdict(history):
-        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
+def _head(
+    history: History,
+    screen: Screen,
+    judged: tuple[str, str] | None,
+    said: tuple[str, str] | None,
+) -> Iterator[str]:
+    if judged is not None:
+        judged = judged[0], f"by compare --history: {judged[1]}"
+    if first_line := said or judged:
+        first, *rest = wrapped(f"{first_line[0]:<8}  {first_line[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = history.nights[-1]
@@ -104,9 +122,8 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
     folder = last.folder and f"folder {last.folder}"
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
     yield f"last      {', '.join(filter(None, facts))}"
-    if judged is not None:
-        word, text = judged
-        yield from wrapped(f"judged    {word} by compare --history: {text}", screen.columns)
+    if said and judged:
+        yield from wrapped(f"judged    {' '.join(judged)}", screen.columns)
     yield ""
 
 
@@ -119,24 +136,25 @@ def nights_text(history: History) -> str:
     return f"{history.label}{place}, {phrases.format_range(names)}"
 
 
-def verdict(history: History) -> tuple[str, str] | None:
-    """Return the gravest verdict, and a text with all; None if all rows have too few nights."""
-    if not (found := verdicts(history)):
+def verdict(history: History, lost: Collection[RowKey] = ()) -> tuple[str, str] | None:
+    """Return the gravest verdict, and a text with all; None without any (see `verdicts`)."""
+    if not (found := verdicts(history, lost)):
         return None
     (word, text), *others = found
     return word, "; ".join((text, *map(" ".join, others)))
 
 
-def verdicts(history: History) -> list[tuple[str, str]]:
+def verdicts(history: History, lost: Collection[RowKey] = ()) -> list[tuple[str, str]]:
     """Return each verdict that applies, gravest first, with a text on the rows concerned.
 
-    The list is empty if all rows have too few nights.
+    Rows that a comparison found `lost` are not called unclear as well. The list is empty if all
+    rows have too few nights, or if nothing else is to be said.
     """
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate(history)
     if all(row.nights_missing for row in rows):
         return []
-    lost = sorted(
+    losses = sorted(
         (
             loss.throughput.value,
             names[row.point],
@@ -147,10 +165,10 @@ def verdicts(history: History) -> list[tuple[str, str]]:
         for row in rows
         if (loss := row.recent_loss)
     )
-    whens = {when for *_, when in lost}
+    whens = {when for *_, when in losses}
     slower = [
         f"{name} {phrases.percent_text(change)}{f' {when}' if len(whens) > 1 else ''}"
-        for change, name, when in lost
+        for change, name, when in losses
     ]
     departed = {
         row: f"{names[row.point]} {phrases.percent_text(row.departure)}"
@@ -164,10 +182,13 @@ def verdicts(history: History) -> list[tuple[str, str]]:
         " with nights that vary so widely that only a lasting loss above "
         f"{phrases.format_range(ends)} would be noticed"
     )
-    unclear = [text for row, text in departed.items() if row.is_unclear]
+    open_rows = [row for row in departed if row.is_unclear]
+    unclear = [
+        departed[row] for row in open_rows if (row.point.configuration, row.point.gpus) not in lost
+    ]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
-    found = (
+    groups = (
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
@@ -177,11 +198,14 @@ def verdicts(history: History) -> list[tuple[str, str]]:
     count = phrases.counted(len(rows), "row")
     steady = sum(not row.nights_missing for row in rows)
     since = max((event.night for event in history.events), default=0)
-    return [
+    found = [
         (word, f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}")
-        for word, texts, what in found
+        for word, texts, what in groups
         if texts
-    ] or [("STEADY", f"{steady} of {count}: no change since {nights[since]}")]
+    ]
+    if found or open_rows:
+        return found
+    return [("STEADY", f"{steady} of {count}: no change since {nights[since]}")]
 
 
 def _is_weak(row: RowHistory) -> bool:
@@ -257,8 +281,6 @@ def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
 
 def _no_change_text(history: History) -> str:
     """Explain why a history has no events: no change, too few nightly runs or too much noise."""
-    if any(row.is_unclear for row in history.rows):
-        return "too few nights to tell whether a level changed"
     if any(map(_is_weak, history.rows)):
         return "no change of level large enough to show among nights that vary so widely"
     if not all(row.nights_missing for row in history.rows):

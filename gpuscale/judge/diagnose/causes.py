@@ -25,7 +25,7 @@ from gpuscale.records.cause import (
     Remedy,
 )
 from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
-from gpuscale.records.verdict import Finding
+from gpuscale.records.verdict import SLOWDOWNS, Finding
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
@@ -157,7 +157,7 @@ def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
     If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
     """
     then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
-    of_time = row.entry.finding in (Finding.SINGLE_GPU_SLOWDOWN, Finding.SLOWER_TRAINING)
+    of_time = row.entry.finding in SLOWDOWNS
     if row.point.changes or not of_time or then is None or now is None:
         return
     uuids = {summary.uuid for run in row.point.runs_after for summary in run.gpu_summaries}

@@ -106,9 +106,17 @@ def _losses(chosen: Sequence[Row], *, is_brief: bool = False) -> Iterator[str]:
 
     If `is_brief`, the confidence interval is omitted.
     """
+    of_several = {row.entry.finding for row in chosen if row.entry.key.gpus > 1}
+
+    def kind(row: Row) -> object:
+        finding = row.entry.finding
+        if finding is Finding.SINGLE_GPU_SLOWDOWN and finding not in of_several:
+            # On 1 GPU alone it says no more than that the training is slower.
+            return Finding.SLOWER_TRAINING
+        return finding or row.quantity
+
     groups = by_key(
-        ((row.entry.finding or row.quantity, phrases.rate_word(row.entry.configuration)), row)
-        for row in chosen
+        ((kind(row), phrases.rate_word(row.entry.configuration)), row) for row in chosen
     )
     for group in groups.values():
         count = f" ({phrases.counted(len(group), 'row')})" if len(groups) > 1 else ""
@@ -131,8 +139,8 @@ def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
     within = ""
     if ends and one_sided and not is_brief:
         within = f" [{', '.join(format_distinct(rough_percent, ends[0], ends[-1]))}]"
-    since = min((row.entry.since for row in rows if row.entry.since), default=None)
-    from_then = "" if since is None else f", from {since} on"
+    starts = [row.entry.since or "" for row in rows]
+    from_then = f", from {min(starts)} on" if all(starts) else ""
     if entry.verdict is Verdict.INCONSISTENT:
         name = "E" if rows[0].quantity == "E" else "the throughput"
         return f"{name} is {by}{within} below the reference figures"
@@ -146,7 +154,8 @@ def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
         return f"performance fell by {by}{within}{from_then}"
     counts = sorted({row.entry.key.gpus for row in rows})
     subject = f"training on {phrases.devices_text(entry.device, *counts)}"
-    if entry.finding is Finding.SINGLE_GPU_SLOWDOWN and counts != [1]:
+    each_slower = all(row.entry.finding is Finding.SINGLE_GPU_SLOWDOWN for row in rows)
+    if each_slower and counts != [1]:
         subject = f"every {device_word(entry.device)}"
     return f"{subject} lost {by} of its samples/s{within}{from_then}"
 

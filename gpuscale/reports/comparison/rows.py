@@ -24,6 +24,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
+from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
@@ -162,7 +163,8 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
-        found = finding_of(entry)
+        # The headline says if every GPU alike is slower; the rows of one slowdown read alike.
+        found = finding_of(entry).replace(Finding.SINGLE_GPU_SLOWDOWN, Finding.SLOWER_TRAINING)
         return found.replace("GPU", "rank") if entry.device == "cpu" else found
     if entry.verdict is Verdict.OK:
         return _allowed(entry.reason)
@@ -209,7 +211,7 @@ def finding_of(entry: EntryVerdict) -> str:
     if isinstance(entry.finding, MetricSpec):
         return entry.finding.worse
     has_metric = entry.configuration is not None and entry.configuration.metric is not None
-    if has_metric and entry.finding in (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN):
+    if has_metric and entry.finding in SLOWDOWNS:
         return "lower performance"
     return entry.finding.value if entry.finding else ""
 

@@ -9,6 +9,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, significant
+from gpuscale.judge.diagnose.step_parts import LAG_FRACTION
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
@@ -117,7 +118,9 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     paces_s = [step.median.pace_s for step in seen]
     # A lag that is smaller than the difference between runs would be a figure of false precision.
     least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
-    lagging = [step for step in seen if step.skew_s >= NAMED_SKEW * step.median.pace_s]
+    # As in a comparison: runs with little skew say nothing of who is slow in the others.
+    usual_s = LAG_FRACTION * statistics.fmean(step.skew_s for step in seen)
+    lagging = [s for s in seen if s.skew_s >= max(usual_s, NAMED_SKEW * s.median.pace_s)]
     slowest = [step.slowest for step in lagging]
     devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
     if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
@@ -128,16 +131,13 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         lag = statistics.median(step.skew_s / step.median.pace_s for step in steps)
         if lag < least:
             continue
-        numbers = [str(step.run.index) for step in steps]
-        where = f"in run{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-        if len(numbers) == len(seen) > 1:
-            where = f"in {len(seen)} of {len(seen)} runs"
+        where = f" in {len(steps)} of {len(seen)} runs" if len(seen) > 1 else ""
         # With two ranks, the other one is the median.
         other = f"rank {1 - steps[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         longer = f"{format_percent(lag)} longer a step than"
         if lag > 1:
             longer = f"{significant(1 + lag, 2)} times as long a step as"
-        yield f"{who} takes {longer} {other} {where}"
+        yield f"{who} takes {longer} {other}{where}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
