@@ -84,6 +84,22 @@ def test_the_help_of_a_night_has_the_example_of_its_page() -> None:
     assert f"$ {example} " in (REPOSITORY / "docs/nightly.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("vm cases", "the word 'measure' is missing"),
+        ("vm 123 cases --gpus 1", "the word 'measure' is missing"),
+        ("vm measure", "what to measure, after 'measure', is missing"),
+        ("vm 123 measure compare b.json", "what to measure, after 'measure', is missing"),
+        ("vm measure cases compare", "BASELINE or --history DIR, after 'compare', is missing"),
+    ],
+)
+def test_a_night_says_what_is_missing(tmp_path: Path, words: str, missing: str) -> None:
+    said = refusal("night", *words.split(), cwd=tmp_path)
+    assert f"{missing}; use: NAME [JOB] measure " in said
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)
@@ -132,6 +148,11 @@ def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: P
     shown = gpuscale("show", failed, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "failed" in shown.stdout
+    # Of many, the two newest are named.
+    for day in range(4, 8):
+        (folder / f"2026-11-2{day}T053958.532Z-0a4917.jsonl").write_bytes(begun.read_bytes())
+    (line, _) = gpuscale("show", cwd=tmp_path).stderr.splitlines()
+    assert line.endswith("2026-11-26T053958.532Z-0a4917.jsonl and 4 more")
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:

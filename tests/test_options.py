@@ -193,7 +193,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "Case.scaling is 'stong'; it is one of weak, strong",
         "Case.sample_shape is None; it takes whole numbers of at least 1",
         "test_keyword.py::test_case: the gpuscale mark takes a TrainingCase class or a CommandCase",
-        "TypeError: Tiny() takes no arguments",
+        f"\ntest_positional.py:{TINY_CASE.count(chr(10)) + 4}: the gpuscale mark takes case=: @py",
         "Case.strategy_options['ddp']: there is no option 'bucket_mb'; it has bucket_cap_mb",
         "gpuscale does not read Case.scalling (did you mean 'scaling'?); correct its name, or",
         "gpuscale does not read Case.batch_size (did you mean 'batch'?)",
@@ -212,8 +212,9 @@ def test_what_cannot_become_an_item_is_an_error(broken: Session, message: str) -
     assert message in broken.output
 
 
-def test_a_name_that_gpuscale_lacks_needs_no_traceback(broken: Session) -> None:
-    shown = broken.output.split("ERROR collecting test_typo.py")[1]
+@pytest.mark.parametrize("file", ["typo", "positional"])
+def test_a_misuse_of_gpuscale_needs_no_traceback(broken: Session, file: str) -> None:
+    shown = broken.output.split(f"ERROR collecting test_{file}.py")[1]
     assert shown.splitlines()[2].startswith("_____"), shown
 
 

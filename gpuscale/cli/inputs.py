@@ -216,7 +216,7 @@ def newest_input() -> Path:
         results = read_results(path)
         if any(run.is_valid for run in results.runs):
             if newer := [visible(str(other)) for other in paths[:number]]:
-                remark(f"left out: newer, but without a valid run: {enumerated(newer)}")
+                remark(f"left out: newer, but without a valid run: {enumerated(newer, 2)}")
             measured = f"{to_minutes(results.created_at)} UTC{age_text(results, datetime.now(UTC))}"
             remark(f"the newest results: {visible(str(path))}, measured {measured}")
             return path

@@ -42,8 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
         words, job = [job, *words], None
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
-    if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
-        raise UsageError(f"use: {_USAGE}")
+    missing = {
+        "the word 'measure'": words[:1] != ["measure"],
+        "what to measure, after 'measure',": not measure,
+        "BASELINE or --history DIR, after 'compare',": end < len(words) and not compare,
+    }
+    for what, is_missing in missing.items():
+        if is_missing:
+            raise UsageError(f"{what} is missing; use: {_USAGE}")
     night = NightJob(job, measure, compare, partial(_command, set()))
     code = night.run(arguments.name)
     try:

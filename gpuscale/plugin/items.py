@@ -162,23 +162,38 @@ def _case_of(test: pytest.Item) -> type[Case]:
     raise pytest.Collector.CollectError(problem)
 
 
-class MistypedNames:
-    """A pytest plugin that reports names which gpuscale lacks in one line, not by a traceback."""
+class Misuses:
+    """A pytest plugin that reports misuses of gpuscale in one line, not by a traceback."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
-        """Replace the traceback of a file that takes such a name from gpuscale."""
+        """Replace the traceback of a file that cannot be imported because of such a misuse."""
         report = yield
         if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
             # pytest raises an error of its own from an ImportError.
-            error = excinfo.value.__cause__ or excinfo.value
-            if found := _MISTYPED.match(str(error)):
-                frames = traceback.extract_tb(error.__traceback__)
-                frame = [each for each in frames if each.filename != gpuscale.__file__][-1]
-                problem = no_such(found[1] or found[2], gpuscale.__all__)
-                place = as_place(frame.filename, frame.lineno)
-                report.longrepr = f"{place}: in gpuscale {problem}"
+            report.longrepr = _misuse(excinfo.value.__cause__ or excinfo.value) or report.longrepr
         return report
+
+
+def _misuse(error: BaseException) -> str | None:
+    """Describe a name that gpuscale lacks, or a mark without `case=`; None for other errors."""
+    places = [
+        (frame, as_place(frame.f_code.co_filename, line))
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename != gpuscale.__file__
+    ]
+    if not places:
+        return None
+    frame, place = places[-1]
+    if found := _MISTYPED.match(str(error)):
+        return f"{place}: in gpuscale {no_such(found[1] or found[2], gpuscale.__all__)}"
+    # pytest marks a class that is the only argument of a mark; then the class gets the test.
+    name, is_call, _ = str(error).partition("() takes no arguments")
+    case = frame.f_globals.get(name) if is_call else None
+    marks = getattr(case, "pytestmark", None)
+    if isinstance(marks, list) and any(mark.name == "gpuscale" for mark in marks):
+        return f"{place}: the gpuscale mark takes case=: @pytest.mark.gpuscale(case={name})"
+    return None
 
 
 class CommandItem:

@@ -19,7 +19,7 @@ from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.items import (
     CommandItem,
     ItemPlan,
-    MistypedNames,
+    Misuses,
     NoRun,
     parametrize,
     plan_of,
@@ -60,7 +60,7 @@ def start_session(config: pytest.Config) -> None:
         config.option.verbose = 1
     session = _MeasuringSession(config, maker, command is not None, meter.load())
     config.pluginmanager.register(session, "gpuscale-session")
-    config.pluginmanager.register(MistypedNames())
+    config.pluginmanager.register(Misuses())
 
 
 @dataclass(eq=False)
@@ -205,7 +205,8 @@ class _MeasuringSession:
             said = f"{format_seconds(run.step_time_s)}/step"
         else:
             said = f"{run.measured[metric.name]:.4g} {metric.unit or metric.name}"
-        self._words[item.nodeid] = f"PASSED {said}{self._maker.time_left(runs_left)}"
+        left = self._maker.time_left(runs_left)
+        self._words[item.nodeid] = terminal.item_words(self._config, f"PASSED {said}", left)
         return run
 
     def pytest_keyboard_interrupt(self) -> None:

@@ -114,11 +114,11 @@ def busy_text(runs: Sequence[Run]) -> str:
     return f"measured on a busy host{some} ({load_text(busy[0][1])})"
 
 
-def enumerated(items: Sequence[object]) -> str:
-    """Join items, `4` or `1, 2 and 4`; a long list ends with the number of items left out."""
+def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
+    """Join items, `4` or `1, 2 and 4`; a longer list ends with the number of items left out."""
     *others, last = map(str, items)
-    if len(others) >= _MOST_ITEMS:
-        *others, last = *others[:_MOST_ITEMS], f"{len(items) - _MOST_ITEMS} more"
+    if len(others) >= most:
+        *others, last = *others[:most], f"{len(items) - most} more"
     return f"{', '.join(others)} and {last}" if others else last
 
 
