@@ -202,6 +202,27 @@ def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_only_if_the_ot
     assert cause.remedy.code == remedy
 
 
+def test_a_loss_that_a_quiet_row_shows_not_to_be_the_host_s_is_not_the_host_s_in_a_noisy_one() -> (
+    None
+):
+    def of(gpus: int, others_s: float) -> RowEvidence:
+        hosts = ["node1"] * gpus
+        before, after = (
+            [step(0, 0, 0, (f + o) * n, forward_s=f * n, hosts=hosts) for n in (0.97, 1, 1.03)]
+            for f, o in ((18, 2.0), (22, others_s))
+        )
+        return row_of(before, after, gpus=gpus)
+
+    def next_code(row: RowEvidence) -> str:
+        (cause,) = lost_parts(row, ())
+        assert cause.remedy is not None
+        return cause.remedy.code
+
+    quiet, noisy = of(1, 2.0), of(2, 1.7)
+    both = dataclasses.replace(noisy, points={**quiet.points, **noisy.points})
+    assert list(map(next_code, (quiet, noisy, both))) == ["script", "doctor_on_hosts", "script"]
+
+
 def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
     by_dp = replace(CNN, strategy="dp")
     alone, before = step(computing_s=9.0, hosts=("node1",)), step(hosts=("node1",))

@@ -12,18 +12,11 @@ from msgspec.structs import replace
 from gpuscale.analysis.steps import Part, Step
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.judge.diagnose.evidence import RowEvidence, onset_of
+from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
-from gpuscale.records.cause import (
-    LINKS,
-    Cause,
-    CauseKind,
-    PhaseChange,
-    PortSymptom,
-    Remedy,
-)
+from gpuscale.records.cause import LINKS, Cause, CauseKind, PhaseChange, PortSymptom, Remedy
 from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
 from gpuscale.records.verdict import SLOWDOWNS, Finding
 
@@ -53,8 +46,8 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
 
 def data(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of time lost in data loading: late batches or slow copies."""
-    waiting = row.phase("waiting", lambda rank: rank.phases.data_s)
-    copying = row.phase("copying", lambda rank: rank.phases.h2d_s)
+    waiting = row.point.phase("waiting", lambda rank: rank.phases.data_s)
+    copying = row.point.phase("copying", lambda rank: rank.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
     links = [s for s in row.symptoms if is_copy and s.kind is CauseKind.PCIE]
     return Cause(
@@ -71,13 +64,15 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
-    phases = (
-        row.phase("forward", lambda rank: rank.phases.forward_s),
-        row.phase("backward", lambda rank: rank.backward_s),
-        row.phase("optimizer", lambda rank: rank.phases.optimizer_s),
-    )
+    phases = _phases_of(row.point)
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
     phase, is_uneven = (None, False) if clocks or inside else most_slowed_phase(phases, change)
+    # What rules out an even slowdown on one number of GPUs holds for the same loss on others.
+    is_uneven = is_uneven or any(
+        (phase, True) == most_slowed_phase(_phases_of(point), point.changes[Part.COMPUTING])
+        for point in row.points.values()
+        if Part.COMPUTING in point.changes and point.changes[Part.COMPUTING].is_longer
+    )
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
@@ -85,6 +80,14 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         phase=phase,
         evidence=(*phases, *clocks),
         remedy=Remedy("script") if is_uneven else look_at_devices(row, row.hosts),
+    )
+
+
+def _phases_of(point: PointEvidence) -> tuple[PhaseChange, ...]:
+    return (
+        point.phase("forward", lambda rank: rank.phases.forward_s),
+        point.phase("backward", lambda rank: rank.backward_s),
+        point.phase("optimizer", lambda rank: rank.phases.optimizer_s),
     )
 
 

@@ -82,6 +82,14 @@ class PointEvidence:
         step_time_s = statistics.fmean(step.time_s for step in self.before)
         return self.changes[part].lost_s / step_time_s
 
+    def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
+        """Return the median rank's time per step in one phase on both sides, averaged over runs."""
+        before_s, after_s = (
+            statistics.fmean(seconds(step.median) for step in steps)
+            for steps in (self.before, self.after)
+        )
+        return PhaseChange(name=name, before_s=before_s, after_s=after_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowEvidence:
@@ -136,14 +144,6 @@ class RowEvidence:
         scripts = tuple(change.name.removeprefix("script ") for change in changes)
         remedy = structs.replace(cause.remedy, scripts=scripts, is_idle=self.is_idle)
         return structs.replace(cause, remedy=remedy)
-
-    def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
-        """Return the median rank's time per step in one phase on both sides, averaged over runs."""
-        before_s, after_s = (
-            statistics.fmean(seconds(step.median) for step in steps)
-            for steps in (self.point.before, self.point.after)
-        )
-        return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
 
 def points_of(
