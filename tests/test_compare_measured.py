@@ -40,7 +40,7 @@ class Example(NamedTuple):
 
 EXAMPLES = {
     "the same again": Example(
-        {1: 0.1, 2: 0.11}, {1: 0.1, 2: 0.11}, {1: "ok, throughput(1)", 2: "ok, E(n)"}, 0
+        {1: 0.1, 2: 0.11}, {1: 0.1, 2: 0.11}, {1: "ok, throughput(1)", 2: "ok, throughput(n)"}, 0
     ),
     "only several GPUs slower": Example(
         {1: 0.1, 2: 0.11},
@@ -92,7 +92,7 @@ EXAMPLES = {
     "only the reference slower": Example(
         {1: 0.1, 2: 0.11},
         {1: 0.11, 2: 0.11},
-        {1: "regressed, single-GPU slowdown, throughput(1)", 2: "ok, E(n)"},
+        {1: "regressed, single-GPU slowdown, throughput(1)", 2: "ok, throughput(n)"},
         1,
     ),
     "slower without a reference in the baseline": Example(

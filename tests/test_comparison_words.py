@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import baseline, measured, phased_run, phases, results
+from builders import baseline, measured, phased_run, phases, quiet_now, quiet_then, results
 from builders.comparisons import comparison, entry, headline, noisy
 from builders.nights import Fault, Night, results_of_night, write_night
 from changing import replace
@@ -28,6 +28,7 @@ from gpuscale.records import (
 )
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.rows import losses_found
+from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import change_text
 from gpuscale.reports.show.step_parts import budget_findings
 from gpuscale.store.files import write_baseline
@@ -54,9 +55,22 @@ def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_base
         assert before_s / now_s == pytest.approx(1, abs=0.005)
         assert before_rate / now_rate == pytest.approx(1, abs=0.005)
         if row.key.gpus > 1:
-            pair = known(row.baseline.efficiency), known(row.current.efficiency)
-            assert known(row.change).value == pytest.approx(pair[1].value / pair[0].value - 1)
-            assert known(row.baseline.speedup).value == pytest.approx(2 * pair[0].value)
+            efficiency = known(row.baseline.efficiency).value
+            assert known(row.change).value == pytest.approx(now_rate / before_rate - 1)
+            assert known(row.baseline.speedup).value == pytest.approx(2 * efficiency)
+
+
+@pytest.mark.parametrize(
+    ("on_1", "on_2", "quantity"), [(0.1, 0.1105, "throughput"), (0.0982, 0.11, "E")]
+)
+def test_a_row_shows_the_loss_that_the_first_line_rules_out(
+    on_1: float, on_2: float, quantity: str
+) -> None:
+    before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=on_1, n2=on_2)
+    shown = text(view_of(compare(before, [now]), [now]))
+    bound = shown.partition("no loss of ")[2].partition(" or more")[0]
+    (line,) = (line for line in shown.splitlines() if f"[−{bound}, " in line)
+    assert f"{quantity} −" in line
 
 
 def test_no_interval_of_an_ok_row_reaches_below_a_loss_that_is_ruled_out_below_the_limit() -> None:

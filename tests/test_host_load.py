@@ -226,7 +226,7 @@ def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(
         (
             BUSY,
             QUIET,
-            "further runs of tonight would not settle it",
+            "the baseline's host was busy: a baseline measured on an idle host may settle it",
             "measure the baseline again once the host is idle",
         ),
     ],

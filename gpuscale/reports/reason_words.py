@@ -163,8 +163,7 @@ WORDS: Mapping[str, Words] = {
     "more_runs": Words("measure more runs", beyond_table=""),
     "once_idle": Words(_ONCE_IDLE, beyond_table=""),
     "baseline_once_idle": Words(
-        "further runs of tonight would not settle it, since the baseline's host was busy: a "
-        "baseline measured on an idle host may",
+        "the baseline's host was busy: a baseline measured on an idle host may settle it",
         needs_baseline=True,
     ),
     "too_few_valid_runs": Words(_GAVE_A_NUMBER, short="too few of the runs gave a number"),

@@ -183,9 +183,10 @@ def decide(quantities: Quantities) -> Decision:
         return Decision(Verdict.IMPROVED, Finding.FASTER, time)
     if speedup is not None and speedup.is_better and time.moved_better(time.rates.significance):
         return Decision(Verdict.IMPROVED, Finding.FASTER, speedup)
-    if all(quantity.is_ok for quantity in quantities.tests):
-        return Decision(Verdict.OK, None, speedup or time)
     # Reversed, so that the speedup is chosen if both are equally doubtful.
+    if all(quantity.is_ok for quantity in quantities.tests):
+        binding = max(quantities.tests[::-1], key=lambda test: test.stated_bound)
+        return Decision(Verdict.OK, None, binding)
     doubtful = max(quantities.tests[::-1], key=lambda test: (not test.is_ok, _doubt(test)))
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 

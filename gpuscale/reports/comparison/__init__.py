@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
-from gpuscale.records import CauseKind, Comparison, Finding, QuantityName, Results, Verdict
+from gpuscale.records import CauseKind, Comparison, Finding, Results, Verdict
 from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import (
@@ -153,7 +153,7 @@ def _is_explained(row: Row) -> bool:
     """True if there is more to say about a row than its numbers in a table."""
     entry = row.entry
     if entry.verdict is Verdict.OK and not row.lost_metrics:
-        return entry.finding is not None or entry.changed_quantity is QuantityName.THROUGHPUT
+        return entry.finding is not None or entry.reason.code == "speedup_unknown"
     return bool(row.explanation or row.lost_metrics or row.causes)
 
 
