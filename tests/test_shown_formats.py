@@ -22,9 +22,11 @@ from builders import (
     run,
 )
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
+from builders.nights import Night, results_of_night
 from changing import replace
 from command_line import ARC4, gpuscale, refusal
 
+from gpuscale.analysis.steps import PHASES
 from gpuscale.base.errors import FileError
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
@@ -227,11 +229,28 @@ def test_conflicting_options_fail(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     path.write_text(results_text(NIGHT))
     said = refusal("show", path, "--phases", "--format", "csv")
-    assert "--phases prints text only" in said
-    said = refusal("show", ARC4, "--phases")
-    assert "a baseline has no phases; give --phases a results file" in said
+    assert "csv and json have the phases of every row" in said
+    assert "no phases were recorded" in gpuscale("show", ARC4, "--phases").stdout
     for options in (("--format", "xml"), ("--steps", "0"), ("--steps", "1e5")):
         assert gpuscale("show", path, *options).returncode == 2
+
+
+def test_a_recorded_baseline_has_the_phases_of_its_runs_in_every_format(tmp_path: Path) -> None:
+    night, before = tmp_path / "night.jsonl", tmp_path / "base.json"
+    night.write_text(results_text(results_of_night(Night(job="1"))))
+    gpuscale("baseline", "record", night, "-o", before, "--cluster", "ours", "--weak")
+    tables, rows = [], []
+    for path in (night, before):
+        text = gpuscale("show", path, "--phases").stdout
+        tables.append(text.split("\n\n", 1)[1])
+        rows.append(lines_of(gpuscale("show", path, "--format", "csv").stdout))
+    assert tables[0] == tables[1]
+    assert "forward" in tables[0]
+    phases = [[{name: row[f"{name}_s"] for name in PHASES} for row in each] for each in rows]
+    assert phases[0] == phases[1]
+    for row, own in zip(rows[0], phases[0], strict=True):
+        total_s = sum(float(time_s) for time_s in own.values() if time_s)
+        assert total_s == pytest.approx(float(row["step_time_s"]), rel=0.02)
 
 
 # The page

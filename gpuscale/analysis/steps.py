@@ -115,6 +115,10 @@ def _step_of(run: Run) -> Step | None:
     )
 
 
+PHASES = ("data", "h2d", "forward", "backward", "communication", "optimizer", "wait", "skew")
+"""Names of the phases of a typical step; a pipeline has `wait`, all others the rest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalStep:
     """The average step of one scaling point, divided into phases."""

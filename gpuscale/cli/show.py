@@ -6,7 +6,6 @@ from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.cli import inputs
-from gpuscale.records import Results
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.formats import SHOWN_FORMATS
@@ -36,10 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         phases=arguments.phases,
         columns=Screen.of(sys.stdout).columns,
     )
-    if shown.phases and not isinstance(content, Results):
-        raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     if shown.phases and (arguments.format != "text" or shown.steps is not None):
-        raise UsageError("--phases prints text only; leave out --format and --steps")
+        problem = "--phases prints text; csv and json have the phases of every row without it"
+        raise UsageError(f"{problem}; leave out --phases, or --format and --steps")
     inputs.say(SHOWN_FORMATS[arguments.format].render(shown))
     return ExitCode.OK
 

@@ -1,15 +1,14 @@
-"""Formats of `gpuscale show`: results and baselines as text, CSV, JSON and a LaTeX table."""
+"""Formats of `gpuscale show`: results and baselines as text, CSV and JSON (and latex.py)."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import msgspec
 
-from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
-from gpuscale.base.errors import FileError
+from gpuscale.analysis.steps import PHASES, typical_steps
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS, UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
@@ -29,6 +28,7 @@ from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import (
     Cell,
+    Column,
     Format,
     csv_text,
     fields_of,
@@ -44,9 +44,9 @@ from gpuscale.reports.show import (
     columns_with,
     failures,
     scaling_lines,
-    table_notes,
     uncertain_note,
 )
+from gpuscale.reports.show.latex import latex
 from gpuscale.reports.show.step_parts import connection_lines, phase_lines
 
 _DEVICES = {
@@ -60,29 +60,28 @@ _TIMED: Mapping[str | None, str] = {
 }
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
-_LATEX_HEADERS = (
-    *("case", "kind", "batch/GPU", "nodes"),
-    *("GPUs", "step time", "samples/s", "speedup", "efficiency", "GPU-hours"),
-)
-# Characters that pdflatex does not know without a package.
-_FOREIGN = re.compile("[^\n\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
 
 
 def text(shown: Shown) -> str:
     """Return a results or baseline file as text."""
-    if isinstance(shown.content, Results):
-        return "\n".join(_results_lines(shown.content, shown))
-    return _baseline_text(shown.content, shown.columns, shown.steps)
+    content, columns = shown.content, shown.columns
+    if not shown.phases:
+        if isinstance(content, Results):
+            return "\n".join(_results_lines(content, shown))
+        return _baseline_text(content, columns, shown.steps)
+    if isinstance(content, Results):
+        heading = [*_heading(content, shown)]
+    else:
+        heading = [*_origin_of_baseline(content), ""]
+    lines = [*fitted(heading, columns), *phase_lines(content.runs, columns)]
+    if connections := [*connection_lines(content.runs)]:
+        lines += ["", *fitted(connections, columns)]
+    return "\n".join(lines)
 
 
 def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
     columns = shown.columns
     yield from fitted(_heading(results, shown), columns)
-    if shown.phases:
-        yield from phase_lines(results.runs, columns)
-        if connections := [*connection_lines(results.runs)]:
-            yield from ("", *fitted(connections, columns))
-        return
     if results.runs:
         yield from scaling_lines(results, columns, shown.steps)
     else:
@@ -214,7 +213,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 def csv(shown: Shown) -> str:
     """Return the points as CSV (docs/tools.md); unknown values are empty."""
-    kind, *numbers = columns_with(shown.steps)
+    kind, *numbers = _columns(shown)
     names, others = (fields_of("configuration", *fields) for fields in (_NAMES, _OTHERS))
     injections = " ".join(shown.injections) or None
     columns = (kind, *names, *numbers, *others)
@@ -223,7 +222,7 @@ def csv(shown: Shown) -> str:
 
 def json(shown: Shown) -> str:
     """Return the rows as a JSON document (docs/tools.md); unknown values are null."""
-    kind, *numbers = columns_with(shown.steps)
+    kind, *numbers = _columns(shown)
     rows = [
         {
             kind.field: kind.value_in(point),
@@ -234,6 +233,19 @@ def json(shown: Shown) -> str:
     ]
     more = {"injections": shown.injections, "steps": shown.steps, "rows": rows}
     return document_text("gpuscale-scaling", **_origin(shown), **more)
+
+
+def _columns(shown: Shown) -> Iterator[Column[ScalingPoint]]:
+    """Yield the columns of tables, and one for each phase of a step, in seconds per step."""
+    yield from columns_with(shown.steps)
+    steps = typical_steps(shown.content.runs)
+
+    def seconds(phase: str, point: ScalingPoint) -> float | None:
+        shape = point.batch_per_gpu, point.sample_shape
+        step = steps.get(PointKey(point.configuration, point.gpus, *shape))
+        return None if step is None else step.phases_s[phase]
+
+    yield from (Column(f"{phase}_s", value=partial(seconds, phase)) for phase in PHASES)
 
 
 def _origin(shown: Shown) -> dict[str, object]:
@@ -248,48 +260,6 @@ def _origin(shown: Shown) -> dict[str, object]:
         source, environments = content.source, dict(content.environments)
     version = {"gpuscale_version": content.gpuscale_version}
     return {"shown": what, **named, **version, "source": source, "environments": environments}
-
-
-def latex(shown: Shown) -> str:
-    """Return the rows as a LaTeX table, for a paper or a proposal for computing time."""
-    from tabulate import LATEX_ESCAPE_RULES, tabulate
-
-    headers = _LATEX_HEADERS[: None if shown.steps else -1]
-    cells = cells_under(headers, shown.points, steps=shown.steps)
-    if not cells:
-        raise FileError(shown.path, "no run was recorded, so there is no table")
-    # A printed page is narrow: the caption has what all rows share, and intervals have own lines.
-    shared = [name for name in [*cells[0]][:4] if len({row[name].text for row in cells}) == 1]
-    narrow = [{name: row[name] for name in row if name not in shared} for row in cells]
-    pairs = ([(cell.text, cell.below) for cell in row.values()] for row in narrow)
-    rows = [line for pair in pairs for line in zip(*pair, strict=True) if any(line)]
-    sides = ["left" if name in ("case", "kind") else "right" for name in narrow[0]]
-    table = tabulate(rows, [*narrow[0]], "latex_booktabs", disable_numparse=True, colalign=sides)
-    # Names of cases take the room of two columns.
-    size, gap_pt = ("scriptsize", 0.75) if "case" in narrow[0] else ("footnotesize", 2)
-    caption = "".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in _caption(shown))
-    written = (
-        f"% gpuscale {__version__}; needs \\usepackage{{booktabs}}\n"
-        f"\\begin{{table}}\n\\centering\\{size}\\setlength{{\\tabcolsep}}{{{gap_pt}pt}}\n"
-        f"\\caption{{{caption}}}\n{table}\n\\end{{table}}"
-    )
-    return _FOREIGN.sub("?", written)
-
-
-def _caption(shown: Shown) -> str:
-    """Return the caption: the origin of the numbers, and the meaning of intervals and GPU-hours."""
-    content = shown.content
-    if isinstance(content, Results):
-        where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
-    else:
-        where = machine_label(content)
-        if content.source is not None:
-            where += f"; published figures from {content.source.title}"
-    warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
-    hours = "" if shown.steps is None else f" Hours are those of {shown.steps:,} steps."
-    first, *others = {point.configuration for point in shown.points}
-    what = "" if others else f" of {first.label}"
-    return f"{warning}Scaling{what} on {where}; {next(table_notes(shown.points))}.{hours}"
 
 
 SHOWN_FORMATS: Mapping[str, Format[Shown]] = {
