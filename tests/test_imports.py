@@ -17,7 +17,7 @@ from command_line import gpuscale
 from statements import known
 
 from gpuscale.cli import main
-from gpuscale.cli.inputs import read_nights
+from gpuscale.cli.nights import read_nights
 from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.sources import SOURCES
 from gpuscale.store.results import read_results

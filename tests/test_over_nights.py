@@ -22,7 +22,7 @@ from statements import known
 
 from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
-from gpuscale.cli.inputs import read_nights
+from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare as compared_with
 from gpuscale.judge.compare import with_levels
 from gpuscale.judge.compare.earlier import earlier_nights
@@ -38,7 +38,8 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.figures import FIGURES, Measurements
-from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
+from gpuscale.reports.history_text import STANDING, notes, render, standings
+from gpuscale.reports.history_verdict import verdict
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import read_results
 

@@ -11,7 +11,7 @@ from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
-from gpuscale.cli.nights import results_file
+from gpuscale.cli.nights import read_nights, results_file
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import (
     EarlierNights,
@@ -27,7 +27,7 @@ from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, V
 from gpuscale.records.verdict import SLOWDOWNS, BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.history_text import UNCLEAR, verdicts
+from gpuscale.reports.history_verdict import UNCLEAR, verdicts
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{shown} is taken as the baseline, given alone: {error}") from error
     outputs = outputs_of(arguments.format, [before, *paths])
     validate_sides(before, paths)
-    read = inputs.read_nights([before]) if folder else []
+    read = read_nights([before]) if folder else []
     inputs.say_left_out(read)
     results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, read_nights, say
+from gpuscale.cli.inputs import add_text_or_json, is_folder, read_content, say
+from gpuscale.cli.nights import read_nights
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
 from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,

@@ -8,7 +8,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli import inputs
 from gpuscale.cli.compare import open_verdict
-from gpuscale.cli.nights import default_folder
+from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
-    nights = inputs.read_nights(arguments.paths or [default_folder()])
+    nights = read_nights(arguments.paths or [default_folder()])
     inputs.validate_choice(nights, arguments)
     history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
     view = open_verdict(nights, history, arguments)

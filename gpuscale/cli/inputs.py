@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
@@ -20,10 +20,9 @@ from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import results_of
-from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
+from gpuscale.records import Baseline, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.reports.phrases import age_text, counted, enumerated, to_minutes
-from gpuscale.store.campaign_folders import NIGHT_JSON, read_night
 from gpuscale.store.files import file_error, file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
@@ -35,7 +34,6 @@ from gpuscale.store.results import (
 _Content = TypeVar("_Content", bound=Results | Baseline)
 _ALONE = "; it was given alone"
 RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
-_OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{RESULTS_NAME.pattern}", re.DOTALL)
 
 
 def remark(text: str) -> None:
@@ -130,60 +128,10 @@ def each_run_once(read: Sequence[Results]) -> list[Results]:
     return once
 
 
-def read_nights(paths: Sequence[Path]) -> list[Results]:
-    """Read results from files and folders, each run once; excluded nightly runs come last.
-
-    Skip files with injected faults, and unreadable files in folders; print their names to standard
-    error. Raise a FileError if no results are left, or if a file that the user named cannot be
-    read.
-    """
-    found: list[Results] = []
-    configurations: dict[Configuration, Configuration] = {}
-    for path, is_named in _files(paths):
-        name = visible(str(path))
-        try:
-            results = read_results(path)
-        except FileError as error:
-            if is_named:
-                raise
-            remark(f"left out: {error}")
-            continue
-        if results.injections:
-            remark(f"left out: {name}: {results.why_excluded}")
-        else:
-            # Equal configurations share one object: copies would take most of the memory.
-            for run in results.runs:
-                own = run.configuration
-                force_setattr(run, "configuration", configurations.setdefault(own, own))
-            found.append(results)
-    if not found:
-        raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    nights = each_run_once(found)
-    return sorted(nights, key=lambda results: results.left_out is not None)
-
-
 def is_folder(path: Path) -> bool:
     """True if the path is a folder; raise a FileError if the path cannot be examined."""
     with file_errors(path):
         return path.is_dir()
-
-
-def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
-    """Return each results file once, with True if the user named the file rather than a folder."""
-    folders = [path for path in paths if is_folder(path)]
-    files = [(path, True) for path in paths if path not in folders]
-    for folder in folders:
-        below = sorted(files_below(folder, _OF_NIGHT.fullmatch))
-        results = [path for path in below if path.name != NIGHT_JSON]
-        files += [(path, False) for path in results]
-        for night in sorted({path.parent for path in below} - {path.parent for path in results}):
-            if record := read_night(night):
-                remark(f"left out: {visible(str(night))}: no results ({record.night})")
-    # A nightly report, for example, gets a results file and also the folder that contains it.
-    once: dict[str, tuple[Path, bool]] = {}
-    for file in files:
-        once.setdefault(os.path.realpath(file[0]), file)
-    return once.values()
 
 
 def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Path]:

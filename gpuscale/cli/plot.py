@@ -10,7 +10,7 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import visible
 from gpuscale.cli import inputs
-from gpuscale.cli.nights import default_folder
+from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import as_baseline, machine_label
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
     inputs.validate_output(output, [*paths, before])
     if arguments.figure == "history":
-        nights = inputs.read_nights(paths or [default_folder()])
+        nights = read_nights(paths or [default_folder()])
         inputs.validate_choice(nights, arguments)
         history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         choice = Choice(cases=arguments.case, gpus=arguments.gpus)

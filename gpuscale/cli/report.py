@@ -16,6 +16,7 @@ from gpuscale.cli.compare import (
     validate_sides,
 )
 from gpuscale.cli.fleet import view_of_sweep
+from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.matching import Choice
@@ -72,7 +73,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     if earlier is not None and len(files) < len(paths):
         raise UsageError("--history: give results files with it, or none for its last night")
     folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
-    nights = inputs.read_nights([*folders, *files]) if folders else []
+    nights = read_nights([*folders, *files]) if folders else []
     results = inputs.read_all_results(files, one_curve=True) if files else last_night(nights)
     if before is None and earlier is None:
         inputs.validate_choice(results, arguments)

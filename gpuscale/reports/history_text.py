@@ -3,27 +3,27 @@
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from gpuscale.analysis.history import History, HistoryEvent, RowHistory, level_on
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
-from gpuscale.base.text import format_percent, rough_percent
-from gpuscale.judge.baseline import TOO_WEAK
-from gpuscale.records import Configuration, PointKey
+from gpuscale.analysis.history import History, HistoryEvent, level_on
+from gpuscale.analysis.level_changes import FEWEST_NIGHTS
+from gpuscale.base.text import format_percent
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
+from gpuscale.reports.history_verdict import (
+    MOST_NAMED,
+    RowKey,
+    is_weak,
+    rate_word,
+    row_names,
+    verdict,
+)
 from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "speed against level"
-_MOST_NAMED = 2
-"""Maximum number of rows that the verdict names for each problem."""
 _MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
-UNCLEAR = "UNCLEAR"
-"""Verdict on a history whose nights are too few, or vary too widely, to show a change."""
-RowKey = tuple[Configuration, int]
-"""A row of a history or of a comparison: its configuration and number of GPUs."""
 _MOST_NIGHTS = FEWEST_NIGHTS + 1
 """Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
@@ -62,11 +62,11 @@ def render(
 
 def notes(history: History) -> Iterator[str]:
     """Yield notes on the history, such as gradual losses and unusual or missing nightly results."""
-    names, rows, row_names = history.names, history.rows, _row_names(history)
+    names, rows, of_rows = history.names, history.rows, row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
-    if unclear := [row_names[row.point] for row in rows if row.is_unclear]:
-        shown = listed(unclear, _MOST_NAMED)
+    if unclear := [of_rows[row.point] for row in rows if row.is_unclear]:
+        shown = listed(unclear, MOST_NAMED)
         yield f"too few nights to tell whether the level changed: {shown}"
     elif not history.events:
         yield _no_change_text(history)
@@ -77,8 +77,8 @@ def notes(history: History) -> Iterator[str]:
             yield f"{dates} ran on {effect.node}, which is {slower}: no change of the machine"
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
-            name, since = row_names[row.point], names[row.lost.since]
-            change, rate = phrases.change_text(row.lost.throughput), _rate(history)
+            name, since = of_rows[row.point], names[row.lost.since]
+            change, rate = phrases.change_text(row.lost.throughput), rate_word(history)
             yield f"slower and slower since {since}: {name}, {rate} in all {change}"
     last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
     alone = {night for row in rows for night in (*row.outlying, *last[row.point])}
@@ -134,89 +134,6 @@ def nights_text(history: History) -> str:
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     place = f" ({where})" if hosts else ""
     return f"{history.label}{place}, {phrases.format_range(names)}"
-
-
-def verdict(history: History, lost: Collection[RowKey] = ()) -> tuple[str, str] | None:
-    """Return the gravest verdict, and a text with all; None without any (see `verdicts`)."""
-    if not (found := verdicts(history, lost)):
-        return None
-    (word, text), *others = found
-    return word, "; ".join((text, *map(" ".join, others)))
-
-
-def verdicts(history: History, lost: Collection[RowKey] = ()) -> list[tuple[str, str]]:
-    """Return each verdict that applies, gravest first, with a text on the rows concerned.
-
-    Rows that a comparison found `lost` are not called unclear as well. The list is empty if all
-    rows have too few nights, or if nothing else is to be said.
-    """
-    rows, names, nights = history.rows, _row_names(history), history.names
-    last, rate = len(nights) - 1, _rate(history)
-    if all(row.nights_missing for row in rows):
-        return []
-    losses = sorted(
-        (
-            loss.throughput.value,
-            names[row.point],
-            f"slowly until {nights[loss.onset]}"
-            if loss.kind == "drift" and loss.since == loss.onset
-            else f"from {nights[loss.since]} on",
-        )
-        for row in rows
-        if (loss := row.recent_loss)
-    )
-    whens = {when for *_, when in losses}
-    slower = [
-        f"{name} {phrases.percent_text(change)}{f' {when}' if len(whens) > 1 else ''}"
-        for change, name, when in losses
-    ]
-    departed = {
-        row: f"{names[row.point]} {phrases.percent_text(row.departure)}"
-        for row in rows
-        if row.departure is not None and row.nights[-1] == last
-    }
-    unusual = [text for row, text in departed.items() if row.stands_out]
-    blurred = [row for row in rows if _is_weak(row) and not (row.recent_loss or row.is_unclear)]
-    ends = [*map(rough_percent, sorted(row.smallest_loss or 0.0 for row in blurred))] or [""]
-    only_large = (
-        " with nights that vary so widely that only a lasting loss above "
-        f"{phrases.format_range(ends)} would be noticed"
-    )
-    open_rows = [row for row in departed if row.is_unclear]
-    unclear = [
-        departed[row] for row in open_rows if (row.point.configuration, row.point.gpus) not in lost
-    ]
-    # A row that was absent for more than 15 nights is no longer reported as missing.
-    missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
-    groups = (
-        ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
-        ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
-        ("MISSING", missing, " without a valid run on the last night"),
-        (UNCLEAR, [names[row.point] for row in blurred], only_large),
-        (UNCLEAR, unclear, f" with too few nights to tell whether it lasts, {rate}"),
-    )
-    count = phrases.counted(len(rows), "row")
-    steady = sum(not row.nights_missing for row in rows)
-    since = max((event.night for event in history.events), default=0)
-    found = [
-        (word, f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}")
-        for word, texts, what in groups
-        if texts
-    ]
-    if found or open_rows:
-        return found
-    return [("STEADY", f"{steady} of {count}: no change since {nights[since]}")]
-
-
-def _is_weak(row: RowHistory) -> bool:
-    """True if nights vary so much that only a large lasting loss could be detected."""
-    return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
-
-
-def _rate(history: History) -> str:
-    """Return `performance` if a row has a metric instead of the step time, else `throughput`."""
-    words = {phrases.rate_word(row.point.configuration) for row in history.rows}
-    return "performance" if "performance" in words else "throughput"
 
 
 def level_header(history: History) -> str:
@@ -281,7 +198,7 @@ def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
 
 def _no_change_text(history: History) -> str:
     """Explain why a history has no events: no change, too few nightly runs or too much noise."""
-    if any(map(_is_weak, history.rows)):
+    if any(map(is_weak, history.rows)):
         return "no change of level large enough to show among nights that vary so widely"
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
@@ -294,15 +211,9 @@ def _no_change_text(history: History) -> str:
     )
 
 
-def _row_names(history: History) -> dict[PointKey, str]:
-    points = [row.point for row in history.rows]
-    cases = phrases.set_apart([point.configuration for point in points])
-    return {each: phrases.row_text(cases, each.configuration, each.gpus) for each in points}
-
-
 def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
     """Describe an event: `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
-    changes, names = event.changes, _row_names(history)
+    changes, names = event.changes, row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     details = [

@@ -9,7 +9,7 @@ from gpuscale.judge.sides import machine_label
 from gpuscale.records import Environment, Results, Run, Verdict
 from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
-from gpuscale.reports import history_text, phrases
+from gpuscale.reports import history_text, history_verdict, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item, Row, losses_found
@@ -186,7 +186,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
         return None
-    return history_text.verdict(history)
+    return history_verdict.verdict(history)
 
 
 def nights(subject: Subject) -> Section | None:
