@@ -1,7 +1,8 @@
 """The contents of pictures, and their safety in files and pages."""
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
 from statements import known
-from test_over_nights import moved, write_nights
+from test_over_nights import moved, night_of, write_nights
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.nights import left_out_of
@@ -39,6 +40,7 @@ from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
+from gpuscale.reports.phrases import percent_text
 from gpuscale.store.results import read_results
 
 PACKAGE = Path(__file__).parent.parent
@@ -313,11 +315,64 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
     assert 11 < at_of(changed)[0, 0] < 12
     assert "torch 2.11 → 2.12" in notes_below(picture)
-    assert "bold: the change from level to level" in notes_below(picture)
+    assert "bold: the change between the levels" in notes_below(picture)
     ticks = [tick.get_text() for tick in picture.figure.axes[-1].get_xticklabels()]
     assert history.names[12] in ticks
     # Laid out with room for all of it, which matplotlib warns of.
     content_of(picture, "svg")
+
+
+@pytest.mark.parametrize(
+    ("count", "truth"),
+    [
+        # The mean of few nights is not their median.
+        (8, [1.0, 0.99, 1.0, 1.0, 1.05, 1.25, 1.2, 1.25].__getitem__),
+        # The nights after the first change differ from those before the second one.
+        (70, lambda night: 1.1 + 0.0002 * night if 10 <= night < 50 else 1.0),
+        (70, lambda night: 1 + 0.0015 * max(0, night - 20)),
+    ],
+    ids=["step", "long level", "drift"],
+)
+def test_the_bold_change_is_that_between_the_drawn_levels(
+    count: int, truth: Callable[[int], float], tmp_path: Path
+) -> None:
+    history = history_of(map(read_results, write_nights(tmp_path, count, truth)))
+    picture = drawn("history", Measurements(history=history))
+    assert history.events
+    for axes in picture.figure.axes:
+        drawn_lines = [at_of(line)[:, 1] for line in axes.lines if line.get_label() == "level"]
+        bold = [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+        ends = [(before[-1], after[0]) for before, after in itertools.pairwise(drawn_lines)]
+        assert bold == [percent_text(after / before - 1) for before, after in ends]
+    said = "medians of the last week" in notes_below(picture).replace("\n", " ")
+    assert said == any(change.kind == "drift" for row in history.rows for change in row.changes)
+
+
+def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with(
+    tmp_path: Path,
+) -> None:
+    paths = write_nights(tmp_path, 20, lambda night: 1.2 if night == 9 else 1.006 - night / 4000)
+    history = history_of(map(read_results, paths))
+    picture = drawn("history", Measurements(history=history))
+    for row, axes in zip(history.rows, picture.figure.axes, strict=True):
+        (level,) = (at_of(line)[:, 1] for line in axes.lines if line.get_label() == "level")
+        (night,) = (at_of(line)[-1, 1] for line in axes.lines if line.get_label() == "night")
+        assert night / level[-1] - 1 == pytest.approx(row.departure)
+
+
+@pytest.mark.parametrize(("count", "is_cut"), [(1, False), (4, False), (5, True)])
+def test_the_axis_holds_the_intervals_of_few_nights_and_says_where_it_cuts_others(
+    count: int, is_cut: bool
+) -> None:
+    runs = [run(1, 0.1, index=1), run(1, 0.105, index=2), run(1, 0.11, index=3)]
+    history = history_of([night_of(night, *runs, hours=24 * night) for night in range(count)])
+    picture = drawn("history", Measurements(history=history))
+    (axes,) = picture.figure.axes
+    (bars,) = axes.collections
+    ends = [end for path in bars.get_paths() for end in np.asarray(path.vertices)[:, 1]]
+    low, high = axes.get_ylim()
+    assert (low < min(ends) < max(ends) < high) != is_cut
+    assert ("go on beyond it" in notes_below(picture)) == is_cut
 
 
 def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or_above(
@@ -352,7 +407,7 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
         # Those of near nights are on lines of their own.
         assert labels["↓ −15 %"].xyann[1] < labels["↓ −9 %"].xyann[1]
     assert "arrows: outlying nights beyond the axis" in notes_below(outlying)
-    assert "from level to level" not in notes_below(outlying)
+    assert "bold: " not in notes_below(outlying)
     usual = drawn("history", Measurements(history=history_of(map(read_results, paths[:4]))))
     assert "arrows" not in notes_below(usual)
 

@@ -11,12 +11,13 @@ from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.level_changes import (
     LevelChange,
     level_changes,
+    levels_beside,
     night_deviation,
     stands_out,
     step_size,
-    throughput_change,
     unrecovered_loss,
 )
+from gpuscale.analysis.scaling import throughput_change
 
 QUIET = [0.0, 0.001] * 10
 """Nights whose scatter is too small to matter: a step must exceed 1.5 %."""
@@ -168,20 +169,20 @@ def test_a_loss_lasts_until_more_than_half_of_it_is_back(
 def test_throughput_changed_by_the_fifteen_nights_on_both_sides() -> None:
     nights = [*[0.3] * 5, *QUIET, *[0.102, 0.1] * 10, *[0.5] * 5]
     found = [change(5, 0.3, -0.3), change(25, 0.0005, 0.1), change(45, 0.101, 0.4)]
-    told = throughput_change(nights, found, 1, 1)
+    told = throughput_change(*levels_beside(nights, found, 1, 1))
     before, after = log_sample(QUIET[-15:]), log_sample(([0.102, 0.1] * 10)[:15])
     assert told.value == pytest.approx(math.expm1(before.mean - after.mean))
     assert told.low is not None
     assert told.low < told.value
     # Over both changes, and to the last one.
-    whole = throughput_change(nights, found, 1, 2)
+    whole = throughput_change(*levels_beside(nights, found, 1, 2))
     assert whole.value == pytest.approx(math.expm1(before.mean - 0.5))
-    first = throughput_change(nights, found, 0, 0)
+    first = throughput_change(*levels_beside(nights, found, 0, 0))
     assert first.value == pytest.approx(math.expm1(0.3 - statistics.fmean(QUIET[:15])))
 
 
 def test_a_drift_changes_throughput_from_its_level_to_the_one_it_reached() -> None:
     found = [change(30, 0.01, 0.03, kind="drift"), change(50, 0.04, 0.02)]
-    told = throughput_change([0.0] * 60, found, 0, 1)
+    told = throughput_change(*levels_beside([0.0] * 60, found, 0, 1))
     assert told.value == pytest.approx(math.expm1(-(0.04 + 0.02 - 0.01)))
     assert (told.low, told.high) == (None, None)

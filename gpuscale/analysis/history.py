@@ -14,11 +14,11 @@ from gpuscale.analysis.level_changes import (
     departure,
     is_far,
     level_changes,
+    levels_beside,
     outlying,
     stands_out,
     step_size,
     suspect_nights,
-    throughput_change,
     unrecovered_loss,
 )
 from gpuscale.analysis.nights import (
@@ -32,7 +32,7 @@ from gpuscale.analysis.nights import (
     node_effects,
     without_slow_nodes,
 )
-from gpuscale.analysis.scaling import level_of
+from gpuscale.analysis.scaling import level_at, throughput_change
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Scaling
@@ -46,8 +46,11 @@ class RowChange:
     onset: int
     """Index of the first night on the new level; for a drift, of the night that revealed it."""
     kind: Kind
+    before: Scaling
+    after: Scaling
+    """Levels before and after: means of at most 15 nights, without outliers; of a drift, weeks."""
     throughput: Estimate
-    """Relative change of throughput between the two levels; −0.03 means 3% less."""
+    """Relative change of throughput between these levels; −0.03 means 3% less."""
 
     @property
     def is_loss(self) -> bool:
@@ -72,10 +75,8 @@ class LostLevel:
     is_new: bool
     """True if the loss became apparent only on the latest night."""
     before: Scaling
-    """Level before the loss."""
     throughput: Estimate
-    """Relative change of throughput from the level before the loss to the present level; it has no
-    confidence interval if a drift is involved."""
+    """Relative change from `before` to the present level; no interval if a drift is involved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,8 @@ class RowHistory:
     """Number of nights on the present level, including the latest night."""
     outlying: tuple[int, ...]
     """Indices of the outliers: nights that are far from the other nights on the same level."""
+    level: Scaling | None
+    """Level that `departure` refers to; None if there are too few nights."""
     last: Scaling
     """Mean step time and throughput, or the metric judged instead, on the latest night."""
     departure: float | None
@@ -191,11 +194,6 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
     )
 
 
-def level_on(night: Night, point: PointKey) -> Scaling:
-    """Return a row's level on a night that measured it, without correction for slow nodes."""
-    return level_of(point, Estimate(value=exponential(night.log_costs[point])))
-
-
 def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night]) -> RowHistory:
     indices = [i for i, night in enumerate(nights) if point in night.log_costs]
     values = [nights[i].log_costs[point] for i in indices]
@@ -218,14 +216,15 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
             point=point,
             onset=indices[change.onset],
             kind=change.kind,
-            throughput=throughput_change(values, found, number, number),
+            before=level_at(point, before.mean),
+            after=level_at(point, after.mean),
+            throughput=throughput_change(before, after),
         )
         for number, change in enumerate(found)
+        for before, after in [levels_beside(values, found, number, number)]
     )
-    before = nights_before(indices[-1], point, nights, changes)
-    last = None
-    if len(values) > FEWEST_NIGHTS:
-        last = departure([nights[i].log_costs[point] for i in before], values[-1])
+    past = [nights[i].log_costs[point] for i in nights_before(indices[-1], point, nights, changes)]
+    last = departure(past, values[-1]) if len(values) > FEWEST_NIGHTS else None
     alone = last is not None and stands_out(values[begin:-1], last)
     lost = unrecovered_loss(found)
     if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
@@ -236,7 +235,8 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
         changes=changes,
         level_nights=len(level),
         outlying=tuple(indices[i] for i in far),
-        last=level_on(as_measured[indices[-1]], point),
+        level=None if last is None else level_at(point, values[-1] - last),
+        last=level_at(point, as_measured[indices[-1]].log_costs[point]),
         departure=None if last is None else exponential(-last) - 1,
         stands_out=alone,
         smallest_loss=1 - exponential(-step_size(level)) if len(level) > FEWEST_NIGHTS else None,
@@ -283,8 +283,8 @@ def _lost_level(
         since=changes[first].onset,
         onset=changes[last].onset,
         is_new=found[last].seen == len(values) - 1,
-        before=level_of(changes[0].point, Estimate(value=exponential(found[first].before))),
-        throughput=throughput_change(values, found, first, len(found) - 1),
+        before=changes[first].before,
+        throughput=throughput_change(*levels_beside(values, found, first, len(found) - 1)),
     )
 
 

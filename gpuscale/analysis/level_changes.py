@@ -11,19 +11,16 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuscale.analysis.estimates import (
     Sample,
     are_few,
-    difference,
-    exponential,
     log_sample,
     usual_values,
 )
 from gpuscale.analysis.probabilities import t_quantile
-from gpuscale.records import Estimate
 
 Kind = Literal["step", "drift"]
 
@@ -275,23 +272,23 @@ def unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
     return last if found[last].change < 2 * (reached - found[last].before) else None
 
 
-def throughput_change(
+def levels_beside(
     values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
-) -> Estimate:
-    """Return the change of throughput from before the change `first` to after the change `last`.
+) -> tuple[Sample, Sample]:
+    """Return the levels before the change `first` and after the change `last`, without outliers.
 
     `first` and `last` are indices of level changes. At most 15 nights on either side are used.
     """
     left, reached = found[first], found[last]
     if "drift" in (left.kind, reached.kind):
         # The levels of a drift are weeks apart, and the nights in between are samples of neither.
-        change = reached.before + reached.change - left.before
-        return Estimate(value=exponential(-change) - 1, low=None, high=None)
+        after = Sample(mean=reached.before + reached.change, variance=None, count=_WEEK, df=0)
+        return replace(after, mean=left.before), after
     begin = found[first - 1].onset if first else 0
     end = found[last + 1].onset if last + 1 < len(found) else len(values)
-    before = _usual_sample(values[max(begin, left.onset - REMEMBERED) : left.onset])
-    after = _usual_sample(values[reached.onset : min(end, reached.onset + REMEMBERED)])
-    return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
+    before = values[max(begin, left.onset - REMEMBERED) : left.onset]
+    after_it = values[reached.onset : min(end, reached.onset + REMEMBERED)]
+    return _usual_sample(before), _usual_sample(after_it)
 
 
 def _usual_sample(level: Sequence[float]) -> Sample:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.estimates import Sample, difference, log_sample
+from gpuscale.analysis.estimates import Sample, difference, exponential, log_sample
 from gpuscale.base.grouping import by_key
 from gpuscale.base.strategies import COMMAND
 from gpuscale.records import (
@@ -178,9 +178,19 @@ def level_of(key: PointKey, cost: Estimate) -> Scaling:
     return Scaling(value=value, unit=metric.unit)
 
 
+def level_at(key: PointKey, log_cost: float) -> Scaling:
+    """Convert the logarithm of a point's cost to a level without intervals."""
+    return level_of(key, Estimate(value=exponential(log_cost)))
+
+
 def geometric_mean(sample: Sample) -> Estimate:
     """Convert a sample of logarithms to the geometric mean of the values, with an interval."""
     return difference(sample.mean, [sample.term()]).exponential()
+
+
+def throughput_change(before: Sample, after: Sample) -> Estimate:
+    """Return the relative change of throughput between two levels of a row."""
+    return difference(before.mean - after.mean, [before.term(), after.term()]).relative_change()
 
 
 def log_speedup(

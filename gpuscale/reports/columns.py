@@ -9,8 +9,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from gpuscale.analysis.estimates import exponential, odd_one
-from gpuscale.analysis.scaling import level_of
+from gpuscale.analysis.estimates import odd_one
+from gpuscale.analysis.scaling import level_at
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant
 from gpuscale.records import Configuration, Estimate, PointKey, Run, Scaling
@@ -133,7 +133,7 @@ def odd_run_text(runs: Iterable[Run]) -> str:
         return ""
     odd = by_cost.pop(place)
     levels = [
-        level_text(level_of(PointKey.of(run), Estimate(value=exponential(run.log_cost))))
+        level_text(level_at(PointKey.of(run), run.log_cost))
         for run in (odd, by_cost[0], by_cost[-1])
     ]
     hosts = [

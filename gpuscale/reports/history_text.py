@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from gpuscale.analysis.history import History, HistoryEvent, level_on
+from gpuscale.analysis.history import History, HistoryEvent
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS
+from gpuscale.analysis.scaling import level_at
 from gpuscale.base.text import format_percent
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
@@ -188,9 +189,8 @@ def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
     for row, cells in zip(history.rows, table, strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
         for i in range(len(history.nights))[-_MOST_NIGHTS:]:
-            is_measured = i in row.nights
-            night = history.nights[i]
-            text = level_text(level_on(night, row.point)) if is_measured else phrases.UNKNOWN
+            cost = history.nights[i].log_costs.get(row.point)
+            text = phrases.UNKNOWN if cost is None else level_text(level_at(row.point, cost))
             named[history.names[i].removeprefix(day)] = Cell(text)
         rows.append(named)
     return rows

@@ -2,18 +2,18 @@
 
 import itertools
 import math
-import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.history import History, RowChange, RowHistory
+from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
-from gpuscale.records import Comparison, Estimate, PointKey, Results, Verdict
+from gpuscale.records import Comparison, Estimate, PointKey, Results, Scaling, Verdict
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
@@ -34,7 +34,14 @@ _LEAST_ROOM, _ROOM = 0.01, 0.25
 """Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT, _LABEL_LINES = 0.17, 9, 3
 """Labels in a plot: width as a share of all nights, height in points, and number of rows."""
-_BEYOND = "arrows: outlying nights beyond the axis, and how far they are from their level"
+_NOTES = (
+    _BEYOND := "arrows: outlying nights beyond the axis, and how far they are from their level",
+    _BOLD := "bold: the change between the levels beside it, each the mean of at most 15 nights, "
+    "without outlying ones",
+    _DRIFT := "after a slow drift: medians of the last week and of the week that differs most",
+    _BARS := "bars: 95 % intervals over the runs of a night",
+    _CUT := "bars that reach an end of the axis go on beyond it",
+)
 _COLOR, _LEVEL_COLOR, _LOSS_COLOR = STYLES["ddp"][0], STYLES["dp"][0], "#b30000"
 _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
 """Size of the nights' names in points, and width of a character as a share of all nights."""
@@ -52,9 +59,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
     left_out = left_out_of("row", len(ordered) - len(shown))
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
-    height_in, notes = 0.9 + 1.05 * len(shown), [*_notes(history)]
-    if any(row.changes for row in shown):
-        notes.insert(0, "bold: the change from level to level")
+    height_in, notes, said = 0.9 + 1.05 * len(shown), [*_notes(history)], set[str]()
     with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
@@ -64,11 +69,11 @@ def history_picture(measurements: Measurements) -> Picture | None:
                 if (history.nights[index].allocation, row.point.configuration, row.point.gpus)
                 in measurements.regressed
             ]
-            if _draw(axes, row, rates, regressed) and _BEYOND not in notes:
-                notes.insert(0, _BEYOND)
+            said |= _draw(axes, row, rates, regressed)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
+        notes[:0] = [note for note in _NOTES if note in said]
         last = len(history.nights) - 1
         onsets = [change.onset for row in shown for change in row.changes]
         named = _named_nights(history.names, onsets)
@@ -120,9 +125,7 @@ def _tick_labels(names: Sequence[str]) -> list[str]:
 
 
 def _notes(history: History) -> Iterator[str]:
-    """Yield notes on how to read the picture, changes in the environment, and nights left out."""
-    if any(len(night.runs) > len(night.log_costs) for night in history.nights):
-        yield "bars: 95 % intervals over the runs of a night, cut at the ends of the axis"
+    """Yield notes on changes in the environment, and on nights left out."""
     for event in history.events:
         if event.environment:
             changes = "; ".join(map(environment_text, event.environment))
@@ -136,25 +139,26 @@ def _draw(
     row: RowHistory,
     rates: Sequence[Mapping[PointKey, Estimate]],
     regressed: Sequence[int],
-) -> bool:
-    """Draw a row's nightly throughput, and a horizontal line at the median of each level.
+) -> set[str]:
+    """Draw a row's nightly throughput, and a line at each level.
 
-    Return True if an outlying night is beyond the axis; it is drawn at the edge, with a label.
+    The line is at the means that the changes are computed from. The level of more than 15 nights
+    may slope, since a change is computed from the nearest ones.
+
+    Return the notes that explain it. An outlying night beyond the axis is at its end, with a label.
     Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
-    bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     level_rates: dict[int, float] = {}
-    for begin, end in itertools.pairwise(bounds):
-        level = row.nights[begin:end]
-        rate = statistics.median(nights[index].value for index in level)
-        level_rates |= dict.fromkeys(level, rate)
-        if end < len(row.nights) or not (row.is_unclear or row.nights_missing):
+    for level in _levels(row):
+        level_rates |= level
+        if not (row.is_unclear and row.nights[-1] in level):
             # A night that regressed is on no level yet, unless the level itself is the loss.
             is_apart = row.stands_out or row.recent_loss is None
-            on_level = [at for at in level if not (is_apart and at in regressed)] or level
+            on_level = [at for at in level if not (is_apart and at in regressed)] or [*level]
             ends, label = [on_level[0], on_level[-1]], "level"
-            axes.plot(ends, [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label=label)
+            values = [level[at] for at in ends]
+            axes.plot(ends, values, color=_LEVEL_COLOR, linewidth=1.6, label=label)
     # With one distant night on the axis, all levels would look like one line.
     usual = [index for index in row.nights if index not in row.outlying]
     low, high = _axis_ends([nights[index] for index in usual or nights])
@@ -192,13 +196,21 @@ def _draw(
     axes.set_ylim(low, high)
     axes.locator_params(axis="y", nbins=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    return bool(beyond)
+    holds = {
+        _BEYOND: beyond,
+        _BOLD: row.changes,
+        _DRIFT: any(change.kind == "drift" for change in row.changes),
+        _BARS: bars,
+        _CUT: any({low, high} & {*bar[1:]} for bar in bars),
+    }
+    return {note for note, does_hold in holds.items() if does_hold}
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the limits of the y axis; they cut very long intervals to keep values distinct."""
+    """Return the ends of the y axis, which cut long intervals of many nights to set these apart."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
-    longest = highest - lowest + _LEAST_ROOM * highest
+    is_few = len(nights) <= FEWEST_NIGHTS
+    longest = highest if is_few else highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
     highest = min(highest + longest, max(each.high or each.value for each in nights))
     room = max(_LEAST_ROOM * highest, _ROOM * (highest - lowest))
@@ -209,9 +221,30 @@ def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimat
     """Return each point's mean over one night, in samples/s or the metric judged instead."""
     measured = ((PointKey.of(run), run) for run in night.runs)
     costs = by_key((point, run.log_cost) for point, run in measured if point in points)
-    levels = (level_of(point, geometric_mean(log_sample(logs))) for point, logs in costs.items())
-    rates = ((level.value or level.samples_per_s) for level in levels)
-    return {point: rate for point, rate in zip(costs, rates, strict=True) if rate is not None}
+    return {
+        point: _rate(level_of(point, geometric_mean(log_sample(logs))))
+        for point, logs in costs.items()
+    }
+
+
+def _rate(level: Scaling) -> Estimate:
+    rate = level.value or level.samples_per_s
+    assert rate is not None, "a level has a metric or a throughput"
+    return rate
+
+
+def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
+    """Yield each level: its rate on each of its nights, from the first mean to the last one."""
+    bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
+    is_new = row.changes and row.level_nights <= REMEMBERED
+    befores = [*(change.before for change in row.changes), None if is_new else row.level]
+    afters = [None, *(change.after for change in row.changes)]
+    for ends, after, before in zip(itertools.pairwise(bounds), afters, befores, strict=True):
+        first, last = after or before, before or after
+        if first is not None and last is not None:
+            nights, rate = row.nights[slice(*ends)], _rate(first).value
+            slope = (_rate(last).value - rate) / max(1, len(nights) - 1)
+            yield {night: rate + slope * at for at, night in enumerate(nights)}
 
 
 def _moment(row: RowHistory, change: RowChange) -> float:
