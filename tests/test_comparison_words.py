@@ -27,6 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.comparison import view_of
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import losses_found
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import change_text
@@ -58,6 +59,21 @@ def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_base
             efficiency = known(row.baseline.efficiency).value
             assert known(row.change).value == pytest.approx(now_rate / before_rate - 1)
             assert known(row.baseline.speedup).value == pytest.approx(2 * efficiency)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [([2], "selected: 1 of 2 rows that both sides have; "), ([1, 2], ""), (None, "")],
+)
+def test_a_choice_of_rows_says_that_the_correction_counts_only_these(
+    gpus: list[int] | None, said: str
+) -> None:
+    before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11, n4=0.12)
+    view = view_of(compare(before, [now], gpus=gpus), [now])
+    for name in ("text", "markdown", "json"):
+        shown = " ".join(COMPARISON_FORMATS[name].render(view).split())
+        assert said in shown
+        assert ("corrected for these alone" in shown) is bool(said)
 
 
 @pytest.mark.parametrize(

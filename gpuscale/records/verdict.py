@@ -60,6 +60,7 @@ class Facts(TypedDict, total=False):
     value: float
     # Counts.
     all_made: int
+    among: int
     busy: int
     count: int
     enough: int
@@ -73,6 +74,7 @@ class Facts(TypedDict, total=False):
     ranks: int
     run: int
     runs: int
+    selected: int
     sessions: int
     too_few: int
     valid: int

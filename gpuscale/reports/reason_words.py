@@ -46,7 +46,7 @@ _WITHIN_MARGIN = (
 )
 _CHANCE = (
     "the interval lies below zero, but chance alone shows such a loss in {p} of comparisons "
-    "(corrected for all rows), and only below {significance} is it called one"
+    "(corrected for the rows judged), and only below {significance} is it called one"
 )
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
@@ -239,6 +239,10 @@ WORDS: Mapping[str, Words] = {
         caution_is_first=True,
     ),
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
+    "rows_selected": Words(
+        "selected: {selected} of {among} rows that both sides have; verdicts are corrected for "
+        "these alone"
+    ),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
         f"{{row}}{{others}}: {{count}} in the baseline, {{enough}} would show their spread: "

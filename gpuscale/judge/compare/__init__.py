@@ -63,7 +63,15 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     judgements = assess(sides, choice, rates)
     choice.validate(sides.keys)
     rows = [judgement.row for judgement in judgements]
-    return comparison_of(sides, rows, [judgement.entry for judgement in judgements])
+    comparison = comparison_of(sides, rows, [judgement.entry for judgement in judgements])
+    selected, among = (
+        sum(row.obstacle is None and row.before is not None for row in found)
+        for found in (rows, match(sides, Choice().rows_of(sides.keys)))
+    )
+    if not 0 < selected < among:
+        return comparison
+    note = Statement.of("rows_selected", selected=selected, among=among)
+    return replace(comparison, notes=(*comparison.notes, note))
 
 
 def comparison_of(
