@@ -28,6 +28,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Environment, EnvironmentChange, GpuDevice, GpuSummary, Run
+from gpuscale.records.baseline import ToleranceOverride
 from gpuscale.records.cause import Cause, CauseKind, ComparedWith, DeviceSymptom, Remedy
 
 
@@ -80,6 +81,19 @@ def test_shares_and_seconds_of_a_mixed_loss_are_those_that_were_put_in() -> None
     assert first.lost_s == pytest.approx(0.014, abs=0.001)
     assert second.lost_s == pytest.approx(0.006, abs=0.001)
     assert first.share == pytest.approx(0.7, abs=0.04)
+
+
+def test_a_part_that_a_row_s_own_deviation_explains_is_no_cause() -> None:
+    rng = np.random.default_rng(6)
+    mixed = Fault(computing=1.08, communication_s=0.030)
+    usual = well(rng, [1, 4], deviation=0.001)
+    now = night_of(rng, [1, 4], 6, mixed, deviation=0.001)
+    kinds = []
+    for deviation in (None, 0.05):
+        override = ToleranceOverride(gpus=4, allocation_deviation=deviation, margin=0.02)
+        own = replace(usual, tolerances=replace(usual.tolerances, overrides=(override,)))
+        kinds.append([cause.kind for cause in diagnosed(own, now)[4].causes])
+    assert kinds == [[CauseKind.COMMUNICATION, CauseKind.COMPUTE], [CauseKind.COMMUNICATION]]
 
 
 def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication() -> None:

@@ -24,6 +24,7 @@ from gpuscale.records import (
     Probe,
     Run,
 )
+from gpuscale.records.baseline import THROUGHPUT
 from gpuscale.records.cause import (
     CauseKind,
     ComparedWith,
@@ -32,6 +33,7 @@ from gpuscale.records.cause import (
     PhaseChange,
     ProbeChange,
 )
+from gpuscale.records.configuration import EntryKey
 from gpuscale.records.environment_diff import script_changes
 from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
@@ -150,7 +152,7 @@ def points_of(
     sides: Sides, configurations: Collection[Configuration | None]
 ) -> Mapping[Configuration, Mapping[int, PointEvidence]]:
     """Collect the evidence on these configurations, for each number of GPUs in the baseline."""
-    deviation = sides.baseline.tolerances.allocation_deviation_time
+    tolerances = sides.baseline.tolerances
     found: dict[Configuration, dict[int, PointEvidence]] = {}
     for key, then in sides.before.by_point.items():
         if key.configuration not in configurations:
@@ -158,6 +160,8 @@ def points_of(
         now = sides.after.by_point.get(key)
         runs, runs_after = then.valid, now.valid if now else []
         before, after = steps_of(runs), steps_of(runs_after)
+        row = EntryKey(key.configuration.case, key.configuration.strategy, key.gpus)
+        deviation = tolerances.limits(row, THROUGHPUT).allocation_deviation
         found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,
             before=before,
