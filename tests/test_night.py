@@ -1,11 +1,13 @@
 """Faults told apart, nodes blamed, and the end of a night, without any process."""
 
+import re
 from pathlib import Path
 
 import builders as make
 import pytest
 from changing import replace
 
+from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, MachineError, UsageError
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
@@ -22,6 +24,7 @@ from gpuscale.measure.launch.collect import joined
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
 from gpuscale.records.evidence import FailureKind
+from gpuscale.store import campaign_folders
 from gpuscale.store.campaign_folders import NightRecord, read_night, record_files
 
 ALL_ITEMS = Items(count=3)
@@ -233,6 +236,20 @@ def test_a_job_that_did_not_end_as_a_night_does(state: JobState, code: int, word
     found, meaning = job_exit(state)
     assert int(found) == code
     assert meaning.startswith(words)
+
+
+def test_a_night_is_recorded_with_the_build_that_judged_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.setattr(campaign_folders, "__file__", str(tmp_path / "store" / "folders.py"))
+    first, same = NightRecord.own_build(), NightRecord.own_build()
+    (tmp_path / "judge.py").write_text("MARGIN = 0.03")
+    assert first == same != NightRecord.own_build()
+    assert re.fullmatch(rf"{re.escape(__version__)} \([0-9a-f]{{12}}\)", first)
+    assert (
+        f"gpuscale: {first}\n" in record_files(NightRecord(night="ok", gpuscale=first))["night.txt"]
+    )
 
 
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:

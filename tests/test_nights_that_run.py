@@ -28,6 +28,7 @@ from warm_sessions import TIMEOUT_S
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.campaigns.night.attempt import read_items
 from gpuscale.records import Failure, Run
+from gpuscale.store.campaign_folders import NightRecord
 from gpuscale.store.results import leave_out
 
 INCOMPLETE = "not everything was measured; of what was measured: ok"
@@ -134,6 +135,7 @@ def test_a_night_without_a_job_names_its_folder_by_the_time_and_claims_none(chec
     (folder,) = (checkout / ".gpuscale/nightly/here").glob("20??-??-??_??????")
     record = json.loads((folder / "night.json").read_text())
     assert (record["host"] is not None, record["job"]) == (True, None)
+    assert record["gpuscale"] == NightRecord.own_build()
     assert "job: " not in (folder / "night.txt").read_text()
     assert night.output.startswith(
         "gpuscale night: will be judged against baselines/arc4.json\nmeasuring"

@@ -9,11 +9,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from gpuscale import __version__
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import clean, visible
@@ -72,10 +74,21 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The scheduler's job, or the word that was given instead."""
     revision: Line | None = None
     """Git revision of the repository with the cases."""
+    gpuscale: Line | None = None
+    """Version of gpuscale, and a digest of its modules, which tells builds of a version apart."""
     baseline: Line | None = None
     on_verdict: Line | None = None
     """Outcome of the site's verdict command: `told` if it succeeded, else a description of the
     problem; None if no such command is configured."""
+
+    @staticmethod
+    def own_build() -> str:
+        """Return the version of gpuscale and a digest of its modules, such as `0.1.0 (3f2a9c…)`."""
+        room = Path(__file__).parents[1]
+        paths = sorted(path.relative_to(room) for path in room.rglob("*.py"))
+        modules = (room / path for path in paths if path.parts[0] != "shipped")
+        digest = sha256(b"".join(path.read_bytes() for path in modules)).hexdigest()
+        return f"{__version__} ({digest[:12]})"
 
 
 def record_files(record: NightRecord) -> dict[str, str]:

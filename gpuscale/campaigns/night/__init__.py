@@ -206,7 +206,6 @@ class NightJob:
     ) -> NightRecord:
         """Record how the nightly run ended; return the record."""
         attempt = attempts[-1]
-        faults = (fault for each in attempts for fault in each.faults)
         meaning = night_meaning(code, attempt, compare_exit)
         record = NightRecord(
             night=meaning,
@@ -215,7 +214,7 @@ class NightJob:
             pytest_exit=attempt.exit_code,
             compare_exit=compare_exit,
             all_measured=attempt.is_complete,
-            infrastructure=tuple(dict.fromkeys(faults)),
+            infrastructure=tuple(dict.fromkeys(seen for each in attempts for seen in each.faults)),
             left_out=tuple(attempt.items.left_out),
             not_collected=attempt.items.uncollected,
             attempts=len(attempts),
@@ -225,6 +224,7 @@ class NightJob:
             nodes=nodes_of_job(os.environ),
             job=self._job,
             revision=answer_of(["git", "describe", "--always", "--dirty"]) or "unknown",
+            gpuscale=NightRecord.own_build(),
             baseline=self._baseline or self._history,
         )
         _write_record(self.folder, record)
