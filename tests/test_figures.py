@@ -176,6 +176,20 @@ def test_plot_names_machine_and_date_and_rows_whose_runs_failed(
         assert refused in refusal("plot", *words, "-o", picture)
 
 
+def test_a_picture_of_several_files_names_each_that_it_draws(tmp_path: Path) -> None:
+    names = ("first", "second", "bad", "other")
+    paths = [tmp_path / f"{name}.jsonl" for name in names]
+    for at, (name, path) in enumerate(zip(names, paths, strict=True)):
+        configuration = replace(CNN, case="other") if name == "other" else CNN
+        file = results(*measured(configuration, factor=1 + at / 10))
+        path.write_text(results_text(replace(file, left_out="x" if name == "bad" else None)))
+    picture = tmp_path / "p.svg"
+    assert main(["plot", *map(str, paths), "--case", CNN.case, "-o", str(picture)]) == 0
+    said = re.sub(r"<[^>]*>|\s", "", picture.read_text())
+    drawn_files = [name for name in names if f"{name}.jsonl:2023-11-14," in said]
+    assert (drawn_files, "measured:" in said) == (["first", "second"], False)
+
+
 def test_a_strategy_has_one_colour_in_every_picture() -> None:
     of_ddp, of_fsdp = (measured(replace(CNN, strategy=name)) for name in ("ddp", "fsdp"))
     other = measured(replace(CNN, precision="bf16"))

@@ -19,7 +19,7 @@ from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
 from gpuscale.store.files import read_any, write_report
-from gpuscale.store.results import RESULTS_FOLDER
+from gpuscale.store.results import RESULTS_FOLDER, read_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,11 +91,14 @@ def _measurements(
         inputs.validate_choice([first], arguments)
         return Measurements(baseline=inputs.selected(first, *chosen), origins=[_origin(first)])
     results = inputs.read_all_results(paths, one_curve=True)
+    if len(results) < len(paths):
+        paths = [path for path in paths if read_results(path).left_out is None]
     content = None if before is None else inputs.read_content(before)
     baseline = as_baseline(content, before.stem) if content and before else None
     earlier = inputs.selected(content, *chosen).runs if isinstance(content, Results) else ()
     inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
-    runs = [run for file in results for run in inputs.selected(file, *chosen).runs]
+    files = [inputs.selected(file, *chosen) for file in results]
+    runs = [run for file in files for run in file.runs]
     if before is not None and baseline is not None:
         baseline = inputs.selected(baseline, *chosen)
         drawn = [*(run.key for run in baseline.runs), *(row.key for row in baseline.published)]
@@ -106,18 +109,25 @@ def _measurements(
         baseline=baseline,
         earlier=earlier,
         injections=results[0].injections,
-        origins=[*map(_origin, results), *([_origin(baseline)] if baseline else [])],
+        origins=[
+            *(
+                _origin(file, visible(str(path)) if len(files) > 1 else "measured")
+                for path, file in zip(paths, files, strict=True)
+                if file.runs
+            ),
+            *([_origin(baseline)] if baseline else []),
+        ],
     )
 
 
-def _origin(content: Results | Baseline) -> str:
+def _origin(content: Results | Baseline, name: str = "") -> str:
     """Return when and on which machine a file was measured, for a note in the picture."""
     started_at_s = [run.started_at_s for run in content.runs if run.started_at_s is not None]
     dates = [f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}" for at_s in sorted(started_at_s)]
     if isinstance(content, Results):
         where = content.environment
         machine = ", ".join(filter(None, (where.host, where.hardware_label)))
-        text = f"measured: {format_range(dates or [content.created_at[:10]])}, {machine}"
+        text = f"{name}: {format_range(dates or [content.created_at[:10]])}, {machine}"
     else:
         dates = dates or [(content.recorded_at or UNKNOWN)[:10]]
         text = f"baseline {content.name}: {format_range(dates)}, {machine_label(content)}"
