@@ -202,6 +202,11 @@ def test_whatever_shows_runs_says_that_their_host_was_busy(
             assert main([*command, str(tmp_path / f"{is_named}.jsonl"), *files]) == 0
             said = capsys.readouterr().out + (output.read_text() if files else "")
             assert (busy in said) is is_named, command
+        night, recorded = (str(tmp_path / f"{is_named}.{kind}") for kind in ("jsonl", "json"))
+        main(["baseline", "record", night, "-o", recorded, "--cluster", "ours", "--weak"])
+        capsys.readouterr()
+        assert main(["baseline", "show", recorded]) == 0
+        assert (busy in capsys.readouterr().out) is is_named
 
 
 def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(

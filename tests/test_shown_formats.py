@@ -166,6 +166,34 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
     assert "batch 128 on each GPU" in text
 
 
+@pytest.mark.parametrize(
+    ("runs_on_2", "said"),
+    [
+        ([0.1, 0.1], r"over runs (2 of each measured row).}"),
+        ([0.1] * 3, r"over runs (2 to 3 of each measured row).}"),
+        ([None], r"over runs (2 of each measured row).}"),
+    ],
+)
+def test_a_latex_caption_has_the_number_of_runs_behind_the_intervals(
+    runs_on_2: list[float | None], said: str
+) -> None:
+    assert said in rendered("latex", shown(measured({1: [0.1, 0.1], 2: runs_on_2})))
+    alone = rendered("latex", shown(measured({1: [0.1], 2: [0.1]})))
+    assert "a single run gives no interval.}" in alone
+
+
+def test_a_recorded_baseline_is_shown_with_the_columns_of_its_results(tmp_path: Path) -> None:
+    night, before = tmp_path / "night.jsonl", tmp_path / "base.json"
+    night.write_text(results_text(measured({1: [0.1, 0.101, 0.102], 2: [0.11, 0.111, 0.112]})))
+    gpuscale("baseline", "record", night, "-o", before, "--cluster", "ours", "--weak")
+    rows = [
+        [line.split()[-8:] for line in gpuscale("show", path).stdout.splitlines() if "±" in line]
+        for path in (night, before)
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2
+
+
 def test_latex_has_columns_only_for_what_differs_between_rows() -> None:
     smaller = replace(run(2, 0.1), batch_per_gpu=64)
     another = run(1, 0.1, configuration=replace(CNN, case="other"))

@@ -125,10 +125,19 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
 
 
 def scaling_table(
-    points: Sequence[ScalingPoint], *, columns: int | None = None, steps: int | None = None
+    points: Sequence[ScalingPoint],
+    *,
+    columns: int | None = None,
+    steps: int | None = None,
+    allocations: Sequence[int] = (),
 ) -> str:
-    """Return the points as a text table, divided if it is wider than `columns` (None: never)."""
+    """Return the points as a text table, divided if it is wider than `columns` (None: never).
+
+    `allocations` has the number of allocations of each point's runs, shown in brackets.
+    """
     rows = scaling_cells(points, steps)
+    for row, count in zip(rows, allocations, strict=False):
+        row["runs"] = Cell(row["runs"].text, f"({count})")
     return text_table(rows, columns, first=[name for name in _FIRST if name in rows[0]])
 
 

@@ -32,7 +32,6 @@ from gpuscale.reports.columns import (
     Format,
     csv_text,
     fields_of,
-    level_columns,
     level_text,
     text_table,
 )
@@ -44,7 +43,8 @@ from gpuscale.reports.show import (
     columns_with,
     failures,
     scaling_lines,
-    uncertain_note,
+    scaling_table,
+    table_notes,
 )
 from gpuscale.reports.show.latex import latex
 from gpuscale.reports.show.step_parts import connection_lines, phase_lines
@@ -149,6 +149,8 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     for software, named in by_key(places).items():
         yield f"software  {software or phrases.UNKNOWN}"
         yield phrases.to_minutes(f"          in {', '.join(named)}")
+    if busy := phrases.busy_text(baseline.runs):
+        yield f"beware    {busy}"
 
 
 def _history_lines(change: BaselineChange) -> Iterator[str]:
@@ -172,18 +174,9 @@ def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str
 def _measured_blocks(
     entries: Sequence[Entry], columns: int, steps: int | None
 ) -> Iterator[list[str]]:
-    runs = "runs (allocations)"
-    made = [{runs: Cell(f"{entry.point.valid_runs} ({len(entry.runs)})")} for entry in entries]
-    points = [entry.point for entry in entries]
-    named = level_columns(point.configuration for point in points)
-    levels = [name for name in named if name != "samples/s"]
-    headers = ["case", "GPUs", "batch/GPU", runs, *levels, *PAIR_HEADERS]
-    headers += ["GPU-hours"] if steps else []
-    cells = cells_under(headers, points, made, steps)
-    yield [text_table(cells, columns, first=(*levels, *PAIR_HEADERS))]
-    configurations = phrases.configurations_text(point.configuration for point in points)
-    note = "; ".join(filter(None, (configurations, "intervals: 95 %, over runs")))
-    yield [note, *uncertain_note(points)]
+    points, counts = [entry.point for entry in entries], [len(entry.runs) for entry in entries]
+    yield [scaling_table(points, columns=columns, steps=steps, allocations=counts)]
+    yield [*table_notes(points), "runs: in brackets the number of their allocations"]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:

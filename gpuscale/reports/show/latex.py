@@ -56,4 +56,8 @@ def _caption(shown: Shown) -> str:
     hours = "" if shown.steps is None else f" Hours are those of {shown.steps:,} steps."
     first, *others = {point.configuration for point in shown.points}
     what = "" if others else f" of {first.label}"
-    return f"{warning}Scaling{what} on {where}; {next(table_notes(shown.points))}.{hours}"
+    note, points = next(table_notes(shown.points)), shown.points
+    counts = sorted({p.valid_runs for p in points if p.kind == "measured" and p.valid_runs})
+    if counts[-1:] > [1]:
+        note += f" ({phrases.format_range([*map(str, counts)])} of each measured row)"
+    return f"{warning}Scaling{what} on {where}; {note}.{hours}"
