@@ -206,7 +206,7 @@ def _no_change_text(history: History) -> str:
     found = len(most.nights)
     needed = found + most.nights_missing
     return (
-        f"{needed} nights are needed to tell whether the last one stands out, and {needed + 1} to "
+        f"a row needs {needed} nights to tell whether its last one stands out, and {needed + 1} to "
         f"tell a change; {found} found"
     )
 
