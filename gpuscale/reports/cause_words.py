@@ -167,7 +167,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         name = f"all ranks of {cause.hosts[0]}"
         who = f"all {len(cause.ranks)} ranks of {cause.hosts[0]}"
     else:
-        name = who = _ranks(cause.ranks)
+        name = who = phrases.ranks_text(cause.ranks)
         if not several:
             who += f" ({', '.join((*cause.hosts, *cause.device_uuids))})"
     how, slow = "", "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
@@ -417,8 +417,3 @@ def device_text(uuid: str, host: str | None = None) -> str:
 
 def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
     return [each for each in cause.evidence if isinstance(each, kind)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text: `rank 2`, or `ranks 1, 2 and 4`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {phrases.enumerated(ranks)}"

@@ -114,6 +114,11 @@ def busy_text(runs: Sequence[Run]) -> str:
     return f"measured on a busy host{some} ({load_text(busy[0][1])})"
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as text: `rank 2`, or `ranks 1, 2 and 4`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"
+
+
 def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
     """Join items, `4` or `1, 2 and 4`; a longer list ends with the number of items left out."""
     *others, last = map(str, items)

@@ -24,7 +24,7 @@ _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
 _OTHER_PHASES = 0.2
 """A phase is named if all others together have at most this share of the lost computing time."""
-LAG_FRACTION = 0.5
+_LAG_FRACTION = 0.5
 """A rank is a straggler in a run if it lags by at least this fraction of the skew."""
 _RUN_FRACTION = 2 / 3
 """A straggler lags in at least this fraction of the runs with unusual skew."""
@@ -141,7 +141,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     """
     # Runs may use devices in turn, so runs with little skew may lack the faulty device.
     mean_s = statistics.fmean(step.skew_s for step in steps)
-    threshold_s = usual_skew_s + LAG_FRACTION * (mean_s - usual_skew_s)
+    threshold_s = usual_skew_s + _LAG_FRACTION * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
     worst = max(steps, key=lambda step: step.skew_s)
     unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
@@ -175,5 +175,5 @@ def _by_number(rank: Rank) -> _RankId:
 
 
 def _behind(step: Step) -> list[Rank]:
-    limit_s = step.median.pace_s + LAG_FRACTION * step.skew_s
+    limit_s = step.median.pace_s + _LAG_FRACTION * step.skew_s
     return [rank for rank in step.ranks if rank.pace_s >= limit_s]

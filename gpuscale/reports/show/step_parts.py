@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.steps import TypicalStep, data_waits, steps_of, typical_steps
-from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, significant
-from gpuscale.judge.diagnose.step_parts import LAG_FRACTION
+from gpuscale.judge.diagnose.step_parts import stragglers_of
 from gpuscale.records import PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
@@ -114,30 +113,28 @@ def budget_text(budget: EfficiencyBudget) -> str:
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
-    seen = steps_of(run for run in runs if (run.configuration, run.key) == point)
-    paces_s = [step.median.pace_s for step in seen]
-    # A lag that is smaller than the difference between runs would be a figure of false precision.
-    least = max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1)
-    # As in a comparison: runs with little skew say nothing of who is slow in the others.
-    usual_s = LAG_FRACTION * statistics.fmean(step.skew_s for step in seen)
-    lagging = [s for s in seen if s.skew_s >= max(usual_s, NAMED_SKEW * s.median.pace_s)]
-    slowest = [step.slowest for step in lagging]
-    devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
-    if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
+    steps = steps_of(run for run in runs if (run.configuration, run.key) == point)
+    paces_s = [step.median.pace_s for step in steps]
+    found = stragglers_of(steps, usual_skew_s=0.0)
+    if not found.ranks:
         yield "the slowest rank is another one from run to run"
         return
-    names = (f"rank {r.rank} ({', '.join([r.host, *r.device_uuids])})" for r in slowest)
-    for who, steps in by_key(zip(names, lagging, strict=True)).items():
-        lag = statistics.median(step.skew_s / step.median.pace_s for step in steps)
-        if lag < least:
-            continue
-        where = f" in {len(steps)} of {len(seen)} runs" if len(seen) > 1 else ""
-        # With two ranks, the other one is the median.
-        other = f"rank {1 - steps[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
-        longer = f"{format_percent(lag)} longer a step than"
-        if lag > 1:
-            longer = f"{significant(1 + lag, 2)} times as long a step as"
-        yield f"{who} takes {longer} {other}{where}"
+    count, of = found.seen_in or (len(steps), len(steps))
+    behind = (step for step in steps if step.slowest.rank in found.ranks)
+    lags = sorted((step.skew_s / step.median.pace_s for step in behind), reverse=True)
+    lag = statistics.median(lags[:count] or [0.0])
+    # A lag that is smaller than the difference between runs would be a figure of false precision.
+    if lag < max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1):
+        return
+    where = f" in {count} of {of} runs" if of > 1 else ""
+    # With two ranks, the other one is the median.
+    other = f"rank {1 - found.ranks[0]}" if budget.key.gpus == 2 else "the median rank"
+    longer = f"{format_percent(lag)} longer a step than"
+    if lag > 1:
+        longer = f"{significant(1 + lag, 2)} times as long a step as"
+    who, take = phrases.ranks_text(found.ranks), "takes" if len(found.ranks) == 1 else "take"
+    places = ", ".join((*found.hosts, *found.device_uuids))
+    yield f"{who} ({places}) {take} {longer} {other}{where}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
