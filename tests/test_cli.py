@@ -36,7 +36,10 @@ from measuring import in_a_terminal
         (["compare", "future.json", RESULTS], "version: expected 2"),
         (["compare", RESULTS, RESULTS], "is given as both sides"),
         (["report", RESULTS, "--baseline", RESULTS], "is given as both sides"),
-        (["compare", "copy.jsonl", RESULTS], "copy.jsonl: has 12 runs of the results to judge"),
+        (
+            ["compare", "copy.jsonl", RESULTS],
+            "copy.jsonl: has 12 runs of the results to judge: one was copied or recorded from the",
+        ),
         (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results to judge"),
         (["compare", ARC4], "there are no results yet"),
         (["compare", "nope.json"], "nope.json: No such file or directory; check the path"),

@@ -111,7 +111,7 @@ def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
         (json.dumps(DOCUMENT), "line 1: this is a baseline, not a results file"),
         ("[" * 100_000, "line 1: "),
         ("\ufeff" + LINES[0] + "\n", "line 1: starts with a byte-order mark"),
-        ("gpus,seconds\n1,30\n", "line 1: column 1: this is not JSON"),
+        ("gpus,seconds\n1,30\n", "line 1: this is neither a results file nor a baseline"),
     ],
 )
 def test_a_file_that_is_no_results_file_is_told_by_line(text: str, message: str) -> None:
@@ -215,8 +215,8 @@ def test_a_baseline_that_breaks_a_rule_is_refused(change: Change, message: str) 
         (example("baseline").replace('"cluster": ', '"name": '), "the field 'name' occurs twice"),
         ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3: column 3: this is not JSON"),
         ("\n".join(LINES), "this is a results file, not a baseline"),
-        ("gpus,seconds\n1,30\n", "line 1: column 1: this is not JSON"),
-        ('"""A script."""\n', "line 1: column 3: this is not JSON"),
+        ("gpus,seconds\n1,30\n", "this is neither a results file nor a baseline"),
+        ('"""A script."""\n', "this is neither a results file nor a baseline"),
     ],
 )
 def test_another_file_given_as_a_baseline_is_named(text: str, message: str) -> None:

@@ -476,7 +476,7 @@ def test_a_night_whose_clock_was_wrong_has_no_night_before_it(tmp_path: Path) ->
     assert "12 nights" in gpuscale("history", tmp_path).stdout
     alone = compare("--history", tmp_path, nights[6])
     assert alone.returncode == 2
-    assert "11 began later: was a clock wrong?" in alone.stderr.splitlines()[-1]
+    assert "; 11 nights began later: judge one of these" in alone.stderr.splitlines()[-1]
 
 
 def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:

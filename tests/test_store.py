@@ -194,7 +194,9 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     assert "the line is cut short" in refusal(read_any, path)
     assert "this is a results file, not a baseline" in refusal(read_baseline, path)
     path.write_text("hello")
-    assert "baseline.jsonl:1: column 1: this is not JSON" in refusal(read_any, path)
+    assert "baseline.jsonl: this is neither a results file nor a baseline" in refusal(
+        read_any, path
+    )
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no sysfs")

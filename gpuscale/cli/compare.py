@@ -118,8 +118,9 @@ def reference_of_file(
         return Reference(path, content, "baseline")
     identities = {run.identity for after in results for run in after.runs}
     if shared := sum(run.identity in identities for run in content.runs):
-        problem = f"has {counted(shared, 'run')} of the results to judge; name another file"
-        raise FileError(visible(str(path)), problem)
+        problem = f"has {counted(shared, 'run')} of the results to judge"
+        made = "one was copied or recorded from the other"
+        raise FileError(visible(str(path)), f"{problem}: {made}; name another file")
     return Reference(path, as_baseline(content, path.stem), "results", content.runs)
 
 

@@ -125,6 +125,8 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     """Check the `format` and `version` of a file's text, and return the other fields."""
     if not text.strip():
         raise DecodeError("", "the file is empty; measure again")
+    if text.lstrip("\ufeff \t\r\n")[:1] != "{":
+        raise DecodeError("", "this is neither a results file nor a baseline (docs/format.md)")
     for other, use in _USE.items():
         if other != wanted and f'"{other}"' in text[:_HEAD]:
             raise DecodeError("", f"this is {_KIND[other]}, not {_KIND[wanted]}; {use}")

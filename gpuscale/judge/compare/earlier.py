@@ -14,6 +14,7 @@ from gpuscale.analysis.nights import left_out_of, nights_of
 from gpuscale.analysis.scaling import References
 from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
+from gpuscale.base.text import counted
 from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import Baseline, PointKey, Results, Run, ToleranceOverride, Tolerances
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
@@ -54,9 +55,9 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
     earlier = [night for night in others if not present or night.began_at < present[0].began_at]
     later = len(others) - len(earlier)
     if not earlier:
-        remedy = f"; {later} began later: was a clock wrong?" if later else ""
+        after = f"; {counted(later, 'night')} began later: judge one of these" if later else ""
         problem = "no night with a valid run began before these results"
-        raise UsageError(f"--history: {problem}{remedy}")
+        raise UsageError(f"--history: {problem}{after}")
     history = history_of_nights((*earlier, *present), left_out_of([*read, *tonight]))
     # Nights at other levels would widen the spread so much that a new loss might be missed; changes
     # to a slower level are reported separately.
