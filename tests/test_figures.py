@@ -362,6 +362,18 @@ def test_the_bold_change_is_that_between_the_drawn_levels(
     assert said == any(change.kind == "drift" for row in history.rows for change in row.changes)
 
 
+def test_the_bold_change_of_an_imported_time_is_that_of_the_drawn_time(tmp_path: Path) -> None:
+    lines = [f"2026-11-{day:02d}T02:00,{100 if day < 9 else 110}" for day in range(1, 15)]
+    (tmp_path / "m.csv").write_text("\n".join(["time,wall_s", *lines]))
+    nights = tmp_path / "nights"
+    assert main(["import", "csv", str(tmp_path / "m.csv"), "-o", str(nights)]) == 0
+    history = history_of([read_results(path) for path in nights.rglob("*.jsonl")])
+    (axes,) = drawn("history", Measurements(history=history)).figure.axes
+    first, second = (at_of(line)[0, 1] for line in axes.lines if line.get_label() == "level")
+    assert (first, second) == pytest.approx((100, 110))
+    assert [text.get_text() for text in axes.texts] == ["+10.0 %"]
+
+
 def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with(
     tmp_path: Path,
 ) -> None:

@@ -257,8 +257,10 @@ def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: 
 
     `beyond` maps these nights to their distance from their level; `count` counts all nights.
     """
+    # Of a metric whose smaller values are better, the drawn change is not that of performance.
     changes: dict[float, str] = {
-        _moment(row, change): percent_text(change.throughput.value) for change in row.changes
+        _moment(row, each): percent_text(_rate(each.after).value / _rate(each.before).value - 1)
+        for each in row.changes
     }
     for moment in changes:
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
