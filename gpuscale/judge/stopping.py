@@ -159,12 +159,11 @@ class DecidedVerdict:
             rates = ErrorRates(significance=baseline.tolerances.significance)
             at_end = assess(sides, choice, rates)
         reported = tuple(map(_reported, rows, judged, at_end))
-        entries = [row.entry for row in reported]
         still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
         return SessionVerdict(
             entries=reported,
             sides=sides,
-            comparison=comparison_of(sides, [judgement.row for judgement in judged], entries),
+            comparison=comparison_of(sides, [j.row for j in judged], [r.entry for r in reported]),
             needs_runs=frozenset(
                 (key, entry.configuration)
                 for entry in still_open

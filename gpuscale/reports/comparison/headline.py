@@ -8,7 +8,6 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
-    CauseKind,
     Comparison,
     EntryVerdict,
     EnvironmentChange,
@@ -22,12 +21,10 @@ from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import headline, statement
-from gpuscale.reports.comparison.rows import Row, cause_group_key, device_of, subject_of
+from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-_LEAST_LOST = 0.02
-"""Smallest loss of an undecided row whose lagging rank is the headline's cause."""
 _BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
 """Codes of the notes on a host that was busy during the current runs."""
 
@@ -69,7 +66,7 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
     chosen = [row for row in rows if verdict.is_pass or row.entry.verdict is verdict]
     busy = {"busy_host_before", *_BUSY_NOW}.intersection(note.code for note in comparison.notes)
     if verdict.is_loss:
-        shared = [row for row in sharing(rows) if _is_established(row)]
+        shared = [row for row in sharing(rows) if is_established(row)]
         causes = [headline(*(row.entry.causes[0] for row in shared))] if shared else []
         what = "; ".join((*_losses(chosen, is_brief=True), *causes))
     elif verdict.is_pass:
@@ -213,7 +210,7 @@ def _first_cause(rows: Sequence[Row], notes: Collection[str]) -> str:
     if not shared:
         return ""
     causes = [row.entry.causes[0] for row in shared]
-    if not _is_established(shared[0]):
+    if not is_established(shared[0]):
         parts = (statement(causes[0]), _suspects(shared, notes), subject_of(shared, rows))
         return f"not known: {'; '.join(filter(None, parts))}"
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
@@ -233,32 +230,6 @@ def _suspects(rows: Sequence[Row], notes: Collection[str]) -> str:
     if suspects:
         return f"{' or '.join(suspects)} may be it"
     return "" if "published_figures" in codes else "no change of the environment was recorded"
-
-
-def sharing(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that share the most frequent first cause, among those with the worst verdict.
-
-    Established causes take precedence; ties go to the cause that cost the most time.
-    """
-    heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
-    found = [row for row in heaviest if row.entry.causes and _has_lost(row)]
-    groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
-
-    def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
-        lost_s = max(row.entry.causes[0].lost_s or 0.0 for row in group)
-        return _is_established(group[0]), len(group), lost_s
-
-    return max(groups.values(), key=weight, default=[])
-
-
-def _has_lost(row: Row) -> bool:
-    """True if there is a loss to explain; in an undecided row, a lagging rank may cost nothing."""
-    change = row.entry.change
-    return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
-
-
-def _is_established(row: Row) -> bool:
-    return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
 def changes_of(

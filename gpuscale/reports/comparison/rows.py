@@ -32,6 +32,8 @@ from gpuscale.reports.reason_words import parts_of, reason_text, short_text, tex
 
 _MOST_FOUND = 0.5
 """Detectable losses above this fraction of the throughput are shown as `more than half`."""
+_LEAST_LOST = 0.02
+"""Smallest loss of an undecided row whose lagging rank is the headline's cause."""
 _NAMED_SUBJECTS = 3
 
 
@@ -264,3 +266,30 @@ def cause_group_key(cause: Cause) -> object:
     alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
     named = (cause.kind, cause.code, cause.phase, cause.ranks, cause.hosts, alone)
     return named, cause.remedy, frozenset(seen)
+
+
+def sharing(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that share the most frequent first cause, among those with the worst verdict.
+
+    Established causes take precedence; ties go to the cause that cost the most time.
+    """
+    heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
+    found = [row for row in heaviest if row.entry.causes and _has_lost(row)]
+    groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
+
+    def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
+        lost_s = max(row.entry.causes[0].lost_s or 0.0 for row in group)
+        return is_established(group[0]), len(group), lost_s
+
+    return max(groups.values(), key=weight, default=[])
+
+
+def _has_lost(row: Row) -> bool:
+    """True if there is a loss to explain; in an undecided row, a lagging rank may cost nothing."""
+    change = row.entry.change
+    return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
+
+
+def is_established(row: Row) -> bool:
+    """True if the first cause of the row's loss is known."""
+    return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED

@@ -1,0 +1,143 @@
+"""What to do next after a comparison."""
+
+import shlex
+from collections.abc import Container, Sequence
+
+from gpuscale.records import Comparison
+from gpuscale.records.environment_diff import may_lead_to
+from gpuscale.reports import cause_words, phrases
+from gpuscale.reports.comparison.headline import changes_of
+from gpuscale.reports.comparison.rows import Row, sharing
+from gpuscale.reports.reason_words import WORDS, Words, parts_of
+
+_ADD = "gpuscale baseline update --add"
+_MORE_BEFORE = {
+    "baseline": f"if all was well, add these runs: {_ADD} {{before}} {{after}}",
+    "results": (
+        "make more runs of the earlier side, on the machine as it was: {maker} … --resume {before}"
+    ),
+    "nights": "compare again after more nights",
+}
+"""Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
+_MORE_ONCE_IDLE = {
+    "baseline": f"measure again once the host is idle, and add those runs: {_ADD} {{before}} FILE",
+    "results": "measure both sides again once the host is idle",
+}
+"""Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
+_BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
+"""Sides to measure again, keyed by the note that reports a busy host in the baseline's runs."""
+
+
+def next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """Return what to do next, from a note, the first cause or a row; empty if nothing is needed.
+
+    The rows must be ranked, the worst first.
+    """
+    if not rows:
+        return ""
+    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
+    # A row that further runs would not settle is worse than others with the same verdict.
+    worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
+    of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
+    shared = sharing(rows)
+    step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
+    if weight == 0 and step and shared[0].entry.causes[0].code != "within_noise":
+        # A busy host does not hide this cause, so its remedy comes before a quieter measurement.
+        notes -= {"busy_hosts", "busy_host"}
+    # If nothing was judged, no verdict is doubtful.
+    is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
+    if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
+        return caution
+    if weight == 2:
+        return ""
+    configuration = worst.entry.configuration
+    maker = "gpuscale run" if configuration and configuration.command else "pytest"
+    if weight == 0:
+        steps = [_how_to_find_change(comparison, worst), step]
+        if shared and not _is_change_suspected(comparison, shared):
+            steps.reverse()
+        step = "; or ".join(filter(None, steps))
+    if of_baseline and not step:
+        return _more_before(comparison, notes, maker)
+    if not step:
+        chosen = (worst, *rows) if weight else (worst,)
+        remedies = (words.remedy for row in chosen for words in _words(row))
+        step = next(filter(None, remedies), "").format(maker=maker)
+    if weight == 0:
+        return step
+    return step or _more_now(comparison, rows, maker)
+
+
+def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
+    """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row."""
+    # If there are too few runs for a forecast, suggest as many again.
+    needed = []
+    for row in rows:
+        more = row.entry.further_runs
+        if not more and any("too_few" in part.facts for part in parts_of(row.entry.reason)):
+            more = row.valid_runs
+        needed += [(more, row.valid_runs + more)] if more else []
+    if not needed:
+        return ""
+    files = comparison.after.files
+    resume = files[0] if len(files) == 1 else "FILE"
+    most, in_all = map(max, zip(*needed, strict=True))
+    more_runs = phrases.counted(most, "more run")
+    return f"make about {more_runs}: {maker} … --runs {in_all} --resume {resume}"
+
+
+def _caution(
+    comparison: Comparison, notes: Container[str], weight: int, *, of_baseline: bool
+) -> str:
+    """Return the gravest note's next step; empty if a cause's or a row's next step comes first.
+
+    `weight` is that of the worst row's verdict; `of_baseline` is true if only more baseline runs
+    can settle that row.
+    """
+    found = [words for code, words in WORDS.items() if words.caution and code in notes]
+    first = [words.caution for words in found if words.caution_is_first]
+    if weight == 1 and not first and comparison.baseline_kind != "nights":
+        # A busy host that slowed the baseline cannot explain a loss, only an open row.
+        sides = [side for code, side in _BUSY_BEFORE.items() if code in notes]
+        first = [f"measure {side} again once the host is idle" for side in sides]
+    others = [] if weight == 2 or of_baseline else [words.caution for words in found]
+    return next(filter(None, (*first, *others)), "")
+
+
+def _is_change_suspected(comparison: Comparison, rows: Sequence[Row]) -> bool:
+    """True if a recorded change is a likely reason for the first cause, which these rows share."""
+    kind, entries = rows[0].entry.causes[0].kind, [row.entry for row in rows]
+    return any(note.code == "packages_changed" for note in comparison.notes) or any(
+        may_lead_to(change, kind)
+        for _, changes in changes_of(comparison, entries)
+        for change in changes
+    )
+
+
+def _how_to_find_change(comparison: Comparison, row: Row) -> str:
+    """Return how to find the harmful change, by `gpuscale bisect` if possible; empty if unknown."""
+    sides = (comparison.before.files, comparison.after.files)
+    is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
+    is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
+    if not (is_of_packages and is_of_two_files):
+        undoing = "measure again with the likeliest of the changes undone"
+        return undoing if any(changes_of(comparison, comparison.entries)) else ""
+    files = shlex.join(file for side in sides for file in side)
+    return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
+
+
+def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
+    """Return advice on adding runs to the baseline with `maker`, such as `pytest`."""
+    if "same_allocation" in notes:
+        return "measure again, in a session of its own, and compare those results"
+    sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
+    before, after = (shlex.join(files) for files in sides)
+    kind = comparison.baseline_kind
+    if "busy_host" in notes and kind in _MORE_ONCE_IDLE:
+        return _MORE_ONCE_IDLE[kind].format(before=before)
+    return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
+
+
+def _words(row: Row) -> list[Words]:
+    """Return the texts (`Words`) for each part of a row's reason."""
+    return [WORDS[part.code] for part in parts_of(row.entry.reason)]
