@@ -104,6 +104,18 @@ def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: 
     assert "Traceback" not in session.output
 
 
+def test_runs_of_a_changed_case_are_not_added_to_those_before(
+    killed: Path, resumed: Session
+) -> None:
+    path, case = killed / "night.jsonl", killed / "test_tiny.py"
+    before, text = path.read_bytes(), case.read_text()
+    case.write_text(f"{text}\n# changed")
+    session = run_pytest(killed, *QUICK, "--gpus", "1", "--runs", "3", "--resume", path.name)
+    case.write_text(text)
+    assert "script test_tiny.py: " in session.ended(4).output
+    assert path.read_bytes() == before
+
+
 @pytest.fixture(scope="module")
 def real(killed: Path, resumed: Session) -> Results:
     """Results of this machine, with a valid run on 1 GPU."""

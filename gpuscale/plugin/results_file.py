@@ -15,7 +15,15 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.host import text_of
 from gpuscale.measure.telemetry.summary import TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
+from gpuscale.records import (
+    Environment,
+    EnvironmentChange,
+    PointKey,
+    Results,
+    Run,
+    RunRequest,
+    environment_diff,
+)
 from gpuscale.records.configuration import differences
 from gpuscale.store.results import ResultsWriter, ResumedResults, default_results_path
 from gpuscale.workload.printed_figures import KNOWN_FIGURES
@@ -27,6 +35,8 @@ _DIGEST_CHARACTERS = 12
 _REMEDY = (
     "measure into a new file, without --resume; gpuscale compare and baseline record take several"
 )
+_Change = tuple[str, object, object]
+"""A name, and its values before and now."""
 
 
 class Recorder:
@@ -65,7 +75,8 @@ class Recorder:
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
         """Record a digest of each file with a case, and of each script that a command names.
 
-        Files of one name are named with the folders that distinguish them.
+        Files of one name are named with the folders that distinguish them. Raise a UsageError if
+        one differs from that of a resumed file.
         """
         requests = [*requests]
         cases = {Path(each.case_file) for each in requests if each.command is None}
@@ -82,6 +93,9 @@ class Recorder:
                 if name.endswith(_SCRIPTS):
                     scripts[name] = sha256(path.read_bytes()).hexdigest()[:_DIGEST_CHARACTERS]
         self.environment = replace(self.environment, scripts=scripts)
+        if self.resumed is not None:
+            then = self._before.environment
+            _validate_same(self.path, environment_diff.script_changes([then], [self.environment]))
 
     def append(
         self, run: Run, telemetry: TelemetryReport, software: Environment | None = None
@@ -162,11 +176,17 @@ def validate_environment(
         *environment_diff.variable_changes([then], [now]),
         *environment_diff.package_changes([then], [now]),
     )
-    found = _changes(
+    others = (
         ("gpuscale", recorded.gpuscale_version, __version__),
         ("injections", ", ".join(recorded.injections) or "none", ", ".join(injections) or "none"),
-        *((change.name, change.before[0], change.after[0]) for change in changes),
     )
+    _validate_same(path, changes, others)
+
+
+def _validate_same(
+    path: Path, changes: Iterable[EnvironmentChange], others: Iterable[_Change] = ()
+) -> None:
+    found = _changes(*others, *((each.name, each.before[0], each.after[0]) for each in changes))
     if found:
         named = environment_diff.listed(found, _MOST_NAMED, "; ")
         raise UsageError(
@@ -201,5 +221,5 @@ def validate_configurations(
             )
 
 
-def _changes(*values: tuple[str, object, object]) -> list[str]:
+def _changes(*values: _Change) -> list[str]:
     return [f"{name}: {then} → {now}" for name, then, now in values if then != now]
