@@ -390,3 +390,21 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     of_itself = Statement.of("same_allocation", name="4739")
     step = headline(replace(judged, notes=(of_itself,)))["next"]
     assert step == "measure again, in a session of its own, and compare those results"
+
+
+def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:
+    uneven = noisy("baseline_runs_differ", deviation=0.05)
+    slower = replace(uneven, change=Estimate(value=-0.2, low=-0.3, high=-0.05))
+    script = EnvironmentChange(name="script train.py", before=("1",), after=("2",))
+    changed = Statement.of("environment_changed", changes=(script,))
+    cases = [view(comparison(slower)), view(comparison(uneven, notes=(changed,)))]
+    cases.append(view(comparison(uneven), "data=3ms"))
+    for each in cases:
+        step = dict(each.headline)["next"]
+        assert (
+            step
+            == "add runs of the machine as it was: gpuscale baseline update --add night.jsonl FILE"
+        )
+    soon = noisy("further_runs", needed=3)
+    steps = dict(view(comparison(slower, soon)).headline)["next"]
+    assert steps.startswith("make about 3 more runs: ")

@@ -449,6 +449,20 @@ def test_a_night_to_judge_may_be_given_by_its_folder(tmp_path: Path) -> None:
     assert "has 8 results files" in refusal("compare", "--history", tmp_path, tmp_path)
 
 
+def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: Path) -> None:
+    write_nights(tmp_path, 5, lambda night: 1.3 if night == 3 else 1.0, runs=3)
+    bad = read_results(tmp_path / "night-003" / "results.jsonl").created_at[:10]
+    judged = " ".join(compare("--history", tmp_path).stdout.split())
+    assert judged.startswith("INCONCLUSIVE 2 of 2 rows")
+    assert " next if it was no usual night, leave out allocation 3: " in judged
+    assert "far from the baseline's other allocations, which are too few" in judged
+    told = " ".join(gpuscale("history", tmp_path).stdout.split())
+    assert told.startswith("UNCLEAR")
+    assert told.endswith(f"far from the other nights of their level: {bad}")
+    gpuscale("leave-out", tmp_path / "night-003", "--because", "a neighbour")
+    assert compare("--history", tmp_path).returncode == 0
+
+
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:
     first, second, third, fourth = one_run_a_night([0.1] * 4)
     third = moved(third, 90 / DAY_S - 2)

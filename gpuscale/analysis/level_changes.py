@@ -14,12 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuscale.analysis.estimates import (
-    Sample,
-    are_few,
-    log_sample,
-    usual_values,
-)
+from gpuscale.analysis.estimates import Sample, are_few, log_sample, odd_one, usual_values
 from gpuscale.analysis.probabilities import t_quantile
 
 Kind = Literal["step", "drift"]
@@ -112,7 +107,12 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 def departure(before: Sequence[float], night: float) -> float | None:
     """Return `night` minus the mean of `before` without outliers; None if `before` is empty."""
-    return night - statistics.fmean(usual_values(before)) if before else None
+    usual = [*usual_values(before)]
+    # One bad night is not the level of a few others, unless the present one is like it.
+    odd = odd_one([*usual, night]) if len(usual) < _FEW_NIGHTS else None
+    if odd is not None and odd < len(usual):
+        del usual[odd]
+    return night - statistics.fmean(usual) if usual else None
 
 
 def stands_out(level: Sequence[float], departure: float) -> bool:

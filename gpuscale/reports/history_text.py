@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
+from gpuscale.analysis.estimates import odd_one
 from gpuscale.analysis.history import History, HistoryEvent
 from gpuscale.analysis.level_changes import FEWEST_NIGHTS
 from gpuscale.analysis.scaling import level_at
@@ -81,14 +82,23 @@ def notes(history: History) -> Iterator[str]:
             name, since = of_rows[row.point], names[row.lost.since]
             change, rate = phrases.change_text(row.lost.throughput), rate_word(history)
             yield f"slower and slower since {since}: {name}, {rate} in all {change}"
-    last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
-    alone = {night for row in rows for night in (*row.outlying, *last[row.point])}
-    if alone:
+    if alone := _far_nights(history):
         dates = phrases.enumerated([names[night] for night in sorted(alone)])
         yield f"far from the other nights of their level: {dates}"
     runs = (run for night in history.nights for run in night.runs)
     if several := several_units(run.configuration for run in runs):
         yield f"note: {phrases.SEVERAL_UNITS}: {', '.join(several)}"
+
+
+def _far_nights(history: History) -> set[int]:
+    """Return the nights far from the others, also one that alone makes a row's nights vary."""
+    far = set[int]()
+    for row in history.rows:
+        far.update(row.outlying, row.nights[-1:] if row.stands_out else ())
+        if is_weak(row):
+            odd = odd_one([history.nights[night].log_costs[row.point] for night in row.nights])
+            far.update(() if odd is None else [row.nights[odd]])
+    return far
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:

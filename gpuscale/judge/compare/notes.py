@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuscale.analysis.estimates import exponential, outlying_allocations
+from gpuscale.analysis.estimates import exponential, odd_one, outlying_allocations
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_logs
@@ -25,13 +25,12 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
+from gpuscale.records.verdict import Facts
 
-_UNLIKELY_GAIN = 2.0
-"""Largest plausible factor by which the same training can get faster on the same machine."""
-_UNLIKELY_LOSS = 0.1
+_UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
+"""Factors beyond which the same training cannot plausibly get faster or slower."""
 _NOTICEABLE = 0.25
-"""Smallest share of an interval that the declared deviation between allocations must make up, with
-two deviations to either side, for a note."""
+"""Smallest share of an interval that four declared deviations must make up for a note."""
 
 
 def notes_of(
@@ -41,8 +40,7 @@ def notes_of(
     baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
     few_sessions = [*_few_sessions(rows, entries, baseline)]
-    measured = (*sides.before.entries, *after.entries)
-    units = several_units(entry.key.configuration for entry in measured)
+    units = several_units(e.key.configuration for e in (*sides.before.entries, *after.entries))
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
@@ -50,6 +48,7 @@ def notes_of(
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
+        *_odd_nights(rows, entries),
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
@@ -170,21 +169,42 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
     """Yield a note on outlying allocations of the baseline; its entry comes first in each pair."""
-    far_nights = []
-    for entry, tonight in pairs:
-        usual = usual_logs(entry, tonight)
-        means = {name: statistics.fmean(logs) for name, logs in usual.items()}
-        apart_by_name = outlying_allocations(means).items()
-        far_nights += [(abs(apart), apart, name, entry.point.key) for name, apart in apart_by_name]
-    if far_nights:
-        _, apart, _, key = max(far_nights)
-        yield Statement.of(
-            "outlying_allocations",
-            names=tuple(dict.fromkeys(name for _, _, name, _ in far_nights)),
-            row=key,
-            difference=exponential(apart) - 1,
-            others=len({row for _, _, _, row in far_nights}) - 1,
-        )
+    if facts := _of_worst((one, outlying_allocations(_means(one, now))) for one, now in pairs):
+        yield Statement.of("outlying_allocations", **facts)
+
+
+def _odd_nights(rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
+    """Yield a note on an allocation that widens open rows where few show that it is an outlier."""
+    found = []
+    for row, entry in zip(rows, entries, strict=True):
+        if row.before and row.after and row.after.logs and entry.verdict is Verdict.INCONCLUSIVE:
+            means = _means(row.before, row.after)
+            # A night that tonight is like may have begun a new level.
+            place = odd_one([*means.values(), row.after.sample.mean])
+            if place is not None and place < len(means) and not outlying_allocations(means):
+                name, middle = [*means][place], statistics.median(means.values())
+                found.append((row.before, {name: means[name] - middle}))
+    if facts := _of_worst(found):
+        yield Statement.of("odd_allocations", **facts)
+
+
+def _means(entry: Entry, tonight: Entry | None) -> dict[str, float]:
+    return {name: statistics.fmean(logs) for name, logs in usual_logs(entry, tonight).items()}
+
+
+def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
+    """Return the facts on allocations that are far apart from others; empty if there are none."""
+    far = [
+        (abs(apart), apart, name, entry.point.key)
+        for entry, apart_by_name in found
+        for name, apart in apart_by_name.items()
+    ]
+    if not far:
+        return Facts()
+    _, apart, _, key = max(far)
+    names, rows = dict.fromkeys(name for _, _, name, _ in far), {row for *_, row in far}
+    difference, others = exponential(apart) - 1, len(rows) - 1
+    return Facts(names=tuple(names), row=key, difference=difference, others=others)
 
 
 def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
@@ -193,8 +213,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
         for row in rows
         if row.figure and row.figure.metric is None and row.obstacle is None and row.after
     )
-    figures = [row.figure for row in rows if row.figure is not None]
-    if judged and not any(figure.nights for figure in figures):
+    if judged and not any(row.figure.nights for row in rows if row.figure):
         yield Statement.of("published_without_spread")
     for precision, configuration in judged:
         if precision != configuration.precision:

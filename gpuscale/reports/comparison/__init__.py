@@ -93,7 +93,8 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     before = [injected] if injections else []
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
-    headline, advice = headline_of(comparison, ranked), next_step(comparison, ranked)
+    headline = headline_of(comparison, ranked)
+    advice = next_step(comparison, ranked, is_injected=bool(injections))
     headline += (("next", advice),) if advice else ()
     explained = _explanations(ranked, advice)
     return View(

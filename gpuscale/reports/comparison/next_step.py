@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Container, Sequence
 
 from gpuscale.records import Comparison
-from gpuscale.records.environment_diff import may_lead_to
+from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
@@ -28,10 +28,10 @@ _BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
 """Sides to measure again, keyed by the note that reports a busy host in the baseline's runs."""
 
 
-def next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
+def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
     """Return what to do next, from a note, the first cause or a row; empty if nothing is needed.
 
-    The rows must be ranked, the worst first.
+    The rows must be ranked, the worst first; `is_injected` is true if they have injected faults.
     """
     if not rows:
         return ""
@@ -58,7 +58,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row]) -> str:
             steps.reverse()
         step = "; or ".join(filter(None, steps))
     if of_baseline and not step:
-        return _more_before(comparison, notes, maker)
+        return _more_before(comparison, rows, notes, maker, is_injected=is_injected)
     if not step:
         chosen = (worst, *rows) if weight else (worst,)
         remedies = (words.remedy for row in chosen for words in _words(row))
@@ -126,13 +126,32 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
     return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
 
 
-def _more_before(comparison: Comparison, notes: Container[str], maker: str) -> str:
+def _more_before(
+    comparison: Comparison,
+    rows: Sequence[Row],
+    notes: Container[str],
+    maker: str,
+    *,
+    is_injected: bool,
+) -> str:
     """Return advice on adding runs to the baseline with `maker`, such as `pytest`."""
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
     before, after = (shlex.join(files) for files in sides)
     kind = comparison.baseline_kind
+    odd = [
+        name for n in comparison.notes if n.code == "odd_allocations" for name in n.facts["names"]
+    ]
+    if kind == "nights" and odd:
+        named = f"allocation {phrases.to_minutes(listed(odd))}"
+        return f"if it was no usual night, leave out {named}: gpuscale leave-out FOLDER --because …"
+    # Runs that may be slower, or of something else, would hide a loss in the baseline.
+    is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
+    is_changed = is_slower or any(changes_of(comparison, comparison.entries))
+    if kind == "baseline" and (is_injected or is_changed):
+        more_now = "" if is_injected else _more_now(comparison, rows, maker)
+        return more_now or f"add runs of the machine as it was: {_ADD} {before} FILE"
     if "busy_host" in notes and kind in _MORE_ONCE_IDLE:
         return _MORE_ONCE_IDLE[kind].format(before=before)
     return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
