@@ -449,7 +449,7 @@ def test_a_night_to_judge_may_be_given_by_its_folder(tmp_path: Path) -> None:
     assert "has 8 results files" in refusal("compare", "--history", tmp_path, tmp_path)
     wrong = nights[6].parent.with_name("night-06")
     for command in (["compare", "--history", tmp_path], ["leave-out", "--because", "x"]):
-        assert "is not there (did you mean 'night-00" in refusal(*command, wrong)
+        assert "No such file or directory (did you mean 'night-00" in refusal(*command, wrong)
 
 
 def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def results_file(path: Path) -> Path:
     files = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
     if files == [path] and not path.exists() and is_folder(path.parent):
         near = suggestion(path.name, [each.name for each in path.parent.iterdir()])
-        raise FileError(path, f"is not there{near}; check the path")
+        raise FileError(path, f"No such file or directory{near}; check the path")
     if len(files) != 1:
         raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
     return files[0]
