@@ -115,6 +115,7 @@ def test_no_interval_of_an_ok_row_reaches_below_a_loss_that_is_ruled_out_below_t
         ((0.766, 0.387, 1.248), "+76.6 % [+38.7 %, +124.8 %]"),
         ((-0.1, -0.904, 9.314), "uncertain by more than a factor of two"),
         ((0.1, None, None), "+10.0 %"),
+        ((-0.045, -0.092, -0.00028), "−4.5 % [−9.2 %, −0.03 %]"),
     ],
 )
 def test_an_interval_is_shown_if_it_can_be_read(

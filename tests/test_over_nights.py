@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import environment, results, results_text, run
+from builders.nights import Fault, Night, write_night
 from changing import replace
 from command_line import gpuscale, refusal
 from statements import known
@@ -452,12 +453,32 @@ def test_a_night_to_judge_may_be_given_by_its_folder(tmp_path: Path) -> None:
         assert "No such file or directory (did you mean 'night-00" in refusal(*command, wrong)
 
 
+def test_a_night_that_the_verdict_leaves_out_is_not_drawn_beside_it_either(tmp_path: Path) -> None:
+    paths = []
+    for day in range(8):
+        fault = Fault(computing=1.5 if day == 3 else 1.0)
+        made = Night(job=f"{day}", day=day, gpus=(1, 2), fault=fault)
+        paths.append(tmp_path / f"2096-03-0{day + 1}_{day}" / "results.jsonl")
+        paths[-1].parent.mkdir()
+        write_night(paths[-1], made)
+    page, base, picture = (tmp_path / name for name in ("page.html", "base.json", "phases.svg"))
+    told = gpuscale("compare", "--history", tmp_path).stdout
+    assert "left out of the baseline: 2096-03-04_3, where" in " ".join(told.split())
+    was = re.findall(r"  ([\d.]+) → [\d.]+ ms", told)
+    assert gpuscale("report", "--history", tmp_path, "-o", page).returncode == 0
+    assert re.findall(r"baseline: ([\d.]+) ms", page.read_text()) == was
+    gpuscale("baseline", "record", *paths[:-1], "-o", base, "--cluster", "x", "--weak")
+    assert "in comparisons, left out of the baseline: 3, where" in gpuscale("show", base).stdout
+    gpuscale("plot", paths[-1], "--baseline", base, "--figure", "phases", "-o", picture)
+    assert "without 6 outlying runs of the baseline" in picture.read_text()
+
+
 def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: Path) -> None:
     write_nights(tmp_path, 5, lambda night: 1.3 if night == 3 else 1.0, runs=3)
     bad = read_results(tmp_path / "night-003" / "results.jsonl").created_at[:10]
     judged = " ".join(compare("--history", tmp_path).stdout.split())
     assert judged.startswith("INCONCLUSIVE 2 of 2 rows")
-    assert " next if it was no usual night, leave out allocation 3: " in judged
+    assert f" next if {bad} was no usual night: gpuscale leave-out FOLDER --because " in judged
     assert "far from the baseline's other allocations, which are too few" in judged
     told = " ".join(gpuscale("history", tmp_path).stdout.split())
     assert told.startswith("UNCLEAR")

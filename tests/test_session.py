@@ -113,6 +113,8 @@ def test_runs_of_a_changed_case_are_not_added_to_those_before(
     session = run_pytest(killed, *QUICK, "--gpus", "1", "--runs", "3", "--resume", path.name)
     case.write_text(text)
     assert "script test_tiny.py: " in session.ended(4).output
+    # The table would be that of the case before.
+    assert "speedup" not in session.output
     assert path.read_bytes() == before
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import visible
+from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.matching import Choice
+from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
@@ -98,9 +99,13 @@ def _measurements(
     earlier = inputs.selected(content, *chosen).runs if isinstance(content, Results) else ()
     inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
     files = [inputs.selected(file, *chosen) for file in results]
-    runs = [run for file in files for run in file.runs]
+    runs, left_out = [run for file in files for run in file.runs], set[object]()
     if before is not None and baseline is not None:
         baseline = inputs.selected(baseline, *chosen)
+        left_out = {run.identity for run in baseline.runs}
+        baseline = without_outliers(baseline, files)
+        left_out -= {run.identity for run in baseline.runs}
+        earlier = tuple(run for run in earlier if run.identity not in left_out)
         drawn = [*(run.key for run in baseline.runs), *(row.key for row in baseline.published)]
         if {key.name for key in drawn}.isdisjoint(run.key.name for run in runs):
             raise FileError(before, "has none of the rows to draw; leave out --baseline")
@@ -116,6 +121,10 @@ def _measurements(
                 if file.runs
             ),
             *([_origin(baseline)] if baseline else []),
+            *(
+                [f"without {counted(len(left_out), 'outlying run')} of the baseline"]
+                * bool(left_out)
+            ),
         ],
     )
 

@@ -20,6 +20,7 @@ from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.matching import Choice
+from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
@@ -97,4 +98,8 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     else:
         return subject
     view = view_of(judged(reference, results, files, arguments), results)
-    return replace(subject, baseline=reference.baseline, earlier=reference.runs, view=view)
+    # What the verdict leaves out is not drawn either.
+    baseline = without_outliers(reference.baseline, results)
+    kept = {run.identity for run in baseline.runs}
+    earlier = [run for run in reference.runs if run.identity in kept]
+    return replace(subject, baseline=baseline, earlier=earlier, view=view)

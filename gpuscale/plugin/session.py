@@ -250,13 +250,14 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: int
     ) -> Generator[None, object, object]:
-        """Print the session's tables after all other output."""
+        """Print the session's tables after all other output, unless it was refused."""
         others = yield
-        if self._config.option.collectonly:
-            return others
         recorder, rule = self._maker.recorder, self._maker.rule
+        is_refused = exitstatus == pytest.ExitCode.USAGE_ERROR and not recorder.new_runs
+        if self._config.option.collectonly or is_refused:
+            return others
         results, baseline = recorder.measured, self._maker.options.baseline
         terminalreporter.section("scaling", sep="-", bold=True)
         lines = terminal.summary_lines(

@@ -265,7 +265,10 @@ def change_texts(change: Estimate) -> list[str]:
     low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
     if low <= 1 <= high and (value > 2 * low or high > 2 * value):
         return [UNCERTAIN]
-    return format_distinct(percent_text, change.value, change.low, change.high)
+    value_text, *ends = format_distinct(percent_text, change.value, change.low, change.high)
+    # An interval below zero must not end at `+0.0 %`.
+    pairs = zip((change.low, change.high), ends, strict=True)
+    return [value_text, *(percent_text(n, 1) if n < 0 and t[0] == "+" else t for n, t in pairs)]
 
 
 def change_text(change: Estimate) -> str:

@@ -270,7 +270,7 @@ WORDS: Mapping[str, Words] = {
         "{difference} from the other runs{other_runs}"
     ),
     "outlying_allocations": Words(
-        "left out of the baseline's spread: {names}, where T of {row}{others} "
+        "left out of the baseline: {names}, where T of {row}{others} "
         "differed by up to {difference} from the other allocations"
     ),
     "odd_allocations": Words(

@@ -191,7 +191,10 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
-    tonight, notes = len(names) - 1, [*comparison.notes]
+    folders = {
+        n.allocation: n.folder or name for n, name in zip(history.nights, names, strict=True)
+    }
+    tonight, notes = len(names) - 1, [_by_folder(note, folders) for note in comparison.notes]
     for effect in history.nodes:
         if tonight in effect.slow and effect.speed:
             loss = -effect.speed.value
@@ -200,6 +203,14 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     if history.left_out:
         notes.append(Statement.of("nights_left_out", nights=history.left_out))
     return replace(comparison, entries=tuple(map(judged, comparison.entries)), notes=tuple(notes))
+
+
+def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
+    """Return a note on outlying nights with their folders, as users name nights."""
+    if note.code not in ("outlying_allocations", "odd_allocations"):
+        return note
+    names = tuple(folders.get(name, name) for name in note.facts["names"])
+    return Statement(note.code, {**note.facts, "names": names})
 
 
 def judged_nights(

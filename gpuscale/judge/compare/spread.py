@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gpuscale.analysis.estimates import (
     Difference,
     Sample,
@@ -16,7 +18,9 @@ from gpuscale.analysis.estimates import (
     outlying_allocations,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
-from gpuscale.records import Facts, Statement
+from gpuscale.judge.compare.matching import outlying_runs, usual_logs
+from gpuscale.judge.sides import sides_of
+from gpuscale.records import Baseline, Facts, Results, Statement
 
 DECLARED_DF = 2.0
 """Weight, in degrees of freedom, of the declared deviation between allocations as a prior.
@@ -104,6 +108,22 @@ class SideSample:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
         return deviation_apart**2 * math.fsum(sample.allocation_share for sample in self.samples)
+
+
+def without_outliers(baseline: Baseline, results: Sequence[Results]) -> Baseline:
+    """Return the baseline without the runs and allocations of a row that its judgement leaves out.
+
+    Pictures beside a verdict show the same baseline as the verdict.
+    """
+    sides, left_out = sides_of(baseline, results), set[object]()
+    for key, entry in sides.before.by_point.items():
+        far = outlying_runs(entry, sides.after.by_point.get(key))
+        left_out |= {entry.runs[name][place].identity for name, place in far}
+        logs = usual_logs(entry, sides.after.by_point.get(key))
+        for name in outlying_allocations({n: statistics.fmean(logs[n]) for n in logs}):
+            left_out |= {run.identity for run in entry.runs[name]}
+    runs = (run for run in baseline.runs if run.identity not in left_out)
+    return msgspec.structs.replace(baseline, runs=tuple(runs))
 
 
 def _difference(logs: Sequence[float]) -> float:

@@ -144,8 +144,8 @@ def _more_before(
         name for n in comparison.notes if n.code == "odd_allocations" for name in n.facts["names"]
     ]
     if kind == "nights" and odd:
-        named = f"allocation {phrases.to_minutes(listed(odd))}"
-        return f"if it was no usual night, leave out {named}: gpuscale leave-out FOLDER --because …"
+        named = phrases.to_minutes(listed(odd))
+        return f"if {named} was no usual night: gpuscale leave-out FOLDER --because …"
     # Runs that may be slower, or of something else, would hide a loss in the baseline.
     is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))

@@ -13,6 +13,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS, UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
 from gpuscale.judge.baseline import entries_of
+from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import machine_label, side_of_baseline
 from gpuscale.records import (
     Baseline,
@@ -35,6 +36,7 @@ from gpuscale.reports.columns import (
     level_text,
     text_table,
 )
+from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted
 from gpuscale.reports.show import (
     PAIR_HEADERS,
@@ -176,7 +178,12 @@ def _measured_blocks(
 ) -> Iterator[list[str]]:
     points, counts = [entry.point for entry in entries], [len(entry.runs) for entry in entries]
     yield [scaling_table(points, columns=columns, steps=steps, allocations=counts)]
-    yield [*table_notes(points), "runs: in brackets the number of their allocations"]
+    left_out, device = (
+        outlying_nights((each, None) for each in entries),
+        points[0].configuration.device,
+    )
+    notes = (f"in comparisons, {statement_text(note, device)}" for note in left_out)
+    yield [*table_notes(points), "runs: in brackets the number of their allocations", *notes]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
