@@ -56,9 +56,8 @@ def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> N
         shell.write(f"of{night}", measured(times, job_id=f"job{night}"))
     files = [f"of{night}.jsonl" for night in range(8)]
     answer = shell("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
-    assert (
-        "note: left out of the baseline's spread: job5, where T of mnist_cnn/ddp on 1 GPU dif"
-        in (answer.stdout)
+    assert "note: left out of the baseline: job5, where T of mnist_cnn/ddp on 1 GPU dif" in (
+        answer.stdout
     )
     assert "if a fault explains it: gpuscale leave-out FILE --because TEXT" in answer.stdout
 
