@@ -1,5 +1,6 @@
 """Choose rows, match the entries of both sides, and find the rows that cannot be judged."""
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,6 +127,11 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
         name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)
         for name, logs in before.logs.items()
     }
+
+
+def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
+    """Return the baseline's mean log step time by allocation, without outlying runs."""
+    return {name: statistics.fmean(logs) for name, logs in usual_logs(before, after).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

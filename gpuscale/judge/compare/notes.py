@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuscale.analysis.estimates import exponential, odd_one, outlying_allocations
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
-from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_logs
+from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     Baseline,
@@ -169,7 +169,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
     """Yield a note on outlying allocations of the baseline; its entry comes first in each pair."""
-    if facts := _of_worst((one, outlying_allocations(_means(one, now))) for one, now in pairs):
+    if facts := _of_worst((one, outlying_allocations(usual_means(one, now))) for one, now in pairs):
         yield Statement.of("outlying_allocations", **facts)
 
 
@@ -178,7 +178,7 @@ def _odd_nights(rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]) -> 
     found = []
     for row, entry in zip(rows, entries, strict=True):
         if row.before and row.after and row.after.logs and entry.verdict is Verdict.INCONCLUSIVE:
-            means = _means(row.before, row.after)
+            means = usual_means(row.before, row.after)
             # A night that tonight is like may have begun a new level.
             place = odd_one([*means.values(), row.after.sample.mean])
             if place is not None and place < len(means) and not outlying_allocations(means):
@@ -186,10 +186,6 @@ def _odd_nights(rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]) -> 
                 found.append((row.before, {name: means[name] - middle}))
     if facts := _of_worst(found):
         yield Statement.of("odd_allocations", **facts)
-
-
-def _means(entry: Entry, tonight: Entry | None) -> dict[str, float]:
-    return {name: statistics.fmean(logs) for name, logs in usual_logs(entry, tonight).items()}
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:

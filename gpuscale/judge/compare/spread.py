@@ -18,7 +18,7 @@ from gpuscale.analysis.estimates import (
     outlying_allocations,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
-from gpuscale.judge.compare.matching import outlying_runs, usual_logs
+from gpuscale.judge.compare.matching import outlying_runs, usual_means
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Facts, Results, Statement
 
@@ -117,10 +117,9 @@ def without_outliers(baseline: Baseline, results: Sequence[Results]) -> Baseline
     """
     sides, left_out = sides_of(baseline, results), set[object]()
     for key, entry in sides.before.by_point.items():
-        far = outlying_runs(entry, sides.after.by_point.get(key))
-        left_out |= {entry.runs[name][place].identity for name, place in far}
-        logs = usual_logs(entry, sides.after.by_point.get(key))
-        for name in outlying_allocations({n: statistics.fmean(logs[n]) for n in logs}):
+        tonight = sides.after.by_point.get(key)
+        left_out |= {entry.runs[n][place].identity for n, place in outlying_runs(entry, tonight)}
+        for name in outlying_allocations(usual_means(entry, tonight)):
             left_out |= {run.identity for run in entry.runs[name]}
     runs = (run for run in baseline.runs if run.identity not in left_out)
     return msgspec.structs.replace(baseline, runs=tuple(runs))

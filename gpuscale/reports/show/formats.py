@@ -178,10 +178,8 @@ def _measured_blocks(
 ) -> Iterator[list[str]]:
     points, counts = [entry.point for entry in entries], [len(entry.runs) for entry in entries]
     yield [scaling_table(points, columns=columns, steps=steps, allocations=counts)]
-    left_out, device = (
-        outlying_nights((each, None) for each in entries),
-        points[0].configuration.device,
-    )
+    device = points[0].configuration.device
+    left_out = outlying_nights((entry, None) for entry in entries)
     notes = (f"in comparisons, {statement_text(note, device)}" for note in left_out)
     yield [*table_notes(points), "runs: in brackets the number of their allocations", *notes]
 
