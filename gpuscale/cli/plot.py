@@ -99,13 +99,13 @@ def _measurements(
     earlier = inputs.selected(content, *chosen).runs if isinstance(content, Results) else ()
     inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
     files = [inputs.selected(file, *chosen) for file in results]
-    runs, left_out = [run for file in files for run in file.runs], set[object]()
+    runs, outlying = [run for file in files for run in file.runs], 0
     if before is not None and baseline is not None:
-        baseline = inputs.selected(baseline, *chosen)
-        left_out = {run.identity for run in baseline.runs}
-        baseline = without_outliers(baseline, files)
-        left_out -= {run.identity for run in baseline.runs}
-        earlier = tuple(run for run in earlier if run.identity not in left_out)
+        whole = inputs.selected(baseline, *chosen)
+        baseline = without_outliers(whole, files)
+        outlying = len(whole.runs) - len(baseline.runs)
+        kept = {run.identity for run in baseline.runs}
+        earlier = tuple(run for run in earlier if run.identity in kept)
         drawn = [*(run.key for run in baseline.runs), *(row.key for row in baseline.published)]
         if {key.name for key in drawn}.isdisjoint(run.key.name for run in runs):
             raise FileError(before, "has none of the rows to draw; leave out --baseline")
@@ -121,10 +121,7 @@ def _measurements(
                 if file.runs
             ),
             *([_origin(baseline)] if baseline else []),
-            *(
-                [f"without {counted(len(left_out), 'outlying run')} of the baseline"]
-                * bool(left_out)
-            ),
+            *([f"without {counted(outlying, 'outlying run')} of the baseline"] if outlying else []),
         ],
     )
 
