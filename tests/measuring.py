@@ -42,13 +42,20 @@ class Tiny(TrainingCase):
 """
 """A case that trains in microseconds; tests add what is special about theirs."""
 SHORT_WARM_UP = """
+import math
+import os
+
 from msgspec.structs import replace
+from gpuscale.measure.launch import collect
 from gpuscale.records.request import TIMING_PLANS
 
 for device, plan in TIMING_PLANS.items():
     TIMING_PLANS[device] = replace(plan, warmup_steps=2, warmup_s=0.05)
+if "STEADINESS_MATTERS" not in os.environ:
+    collect.SHORTEST_JUDGED_S = math.inf
 """
-"""A tiny case is warm after some steps; each rank of each run would compute for 0.3 s."""
+"""A tiny case is warm after some steps; each rank of each run would compute for 0.3 s. What else a
+busy machine does makes the steps of a run differ, which is no failure but where a test asks."""
 
 
 @dataclass(frozen=True)

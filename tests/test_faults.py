@@ -189,8 +189,7 @@ Case = Flaky
     session = run_pytest(tmp_path, *runs)
     first, second = session.results.runs
     assert first.failure is not None
-    # On a busy machine its windows may differ.
-    assert second.failure is None or second.failure.kind == "unsteady", session.output
+    assert second.is_valid, session.output
 
 
 def test_a_hanging_rank_ends_at_the_timeout_with_its_place(tmp_path: Path) -> None:

@@ -138,8 +138,7 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
         LD_PRELOAD=str(preloaded(built)),
     )
     (run,) = read_results(tmp_path / "r.jsonl").runs
-    # On a busy machine its windows may differ.
-    assert run.failure is None or run.failure.kind == "unsteady", session
+    assert run.is_valid, session
     (node,) = run.nodes
     assert of_name(node, "NCCL", built).version == "2.28.3"
     assert len(set(node.libraries)) == len(node.libraries)

@@ -30,7 +30,7 @@ class Case(Tiny):
 def measured(folder: Path, case: str, *options: str) -> tuple[Session, Run]:
     """A session of a case, and its only run."""
     write_case(folder, case)
-    session = run_pytest(folder, *OPTIONS, *options)
+    session = run_pytest(folder, *OPTIONS, *options, STEADINESS_MATTERS="1")
     (run,) = session.results.runs
     return session, run
 

@@ -83,7 +83,6 @@ def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path
     options = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.5", *loader)
     session = run_pytest(tmp_path, *options, TMPDIR=str(short_folder))
     (run,) = session.results.runs
-    # A busy machine makes runs unsteady.
-    assert run.failure is None or run.failure.kind == "unsteady", session.output
+    assert run.is_valid, session.output
     left = [path for path in short_folder.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []
