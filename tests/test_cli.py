@@ -232,10 +232,19 @@ def test_a_folder_of_nights_is_answered_with_the_command_that_takes_it(tmp_path:
     (nights / "b" / "deep").mkdir()
     (nights / "b" / "results.jsonl").rename(nights / "b" / "deep" / "other.jsonl")
     assert refusal("compare", ARC4, nights).endswith(f"{nights}/b/deep/other.jsonl")
-    alone = f"is a folder with 1 results file; name it, {nights}/a/results.jsonl"
-    assert refusal("show", nights / "a").endswith(alone)
+    alone = gpuscale("show", nights / "a")
+    assert alone.stdout == gpuscale("show", nights / "a" / "results.jsonl").stdout
+    assert gpuscale("compare", nights / "a", ARC4).returncode == 2
     (tmp_path / "empty").mkdir()
     assert "empty: is a folder without results" in refusal("show", tmp_path / "empty")
+
+
+def test_results_with_and_without_faults_are_not_judged_as_one(tmp_path: Path) -> None:
+    text = RESULTS.read_text()
+    faulty = tmp_path / "faulty.jsonl"
+    faulty.write_text(text.replace(',"environment"', ',"injections":["data=5ms"],"environment"', 1))
+    said = refusal("compare", ARC4, RESULTS, faulty)
+    assert "different injected faults" in said
 
 
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:

@@ -524,7 +524,7 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, "--case", "other", "-o", tmp_path / "x.svg"), "no case 'other'; choose from mnist"),
         ((command, "--figure", "budget", "-o", tmp_path / "x.svg"), "phases of a command's steps"),
-        ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as --baseline"),
+        ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as the baseline"),
         ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):

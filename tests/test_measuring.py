@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import python_in
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
+from statements import known
 from warm_sessions import AT_FIRST, environment_of_sessions
 
 from gpuscale.store.results import read_results
@@ -157,6 +158,19 @@ def test_an_exception_without_a_line_of_the_user_is_shown_without_frames(tmp_pat
     assert place.startswith("in the forward pass of DigitsMlp's model, layer 0: Linear(")
     assert shown.count(message) == 1
     assert "Traceback" not in shown
+
+
+def test_fewer_outputs_than_classes_are_told_with_what_to_set(tmp_path: Path) -> None:
+    fewer = """
+class Case(Tiny):
+    def model(self):
+        return torch.nn.Linear(16, 5)
+"""
+    write_case(tmp_path, fewer)
+    (run,) = run_pytest(tmp_path, *QUICK, "--gpus", "1").results.runs
+    assert known(run.failure).message.endswith(
+        "The labels are 0 to 9 (`classes` is 10), the model's outputs 5: set `classes = 5` in Case."
+    )
 
 
 @pytest.mark.thorough

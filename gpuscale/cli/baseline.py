@@ -19,7 +19,7 @@ from gpuscale.cli.baseline_update import (
     validate_strength,
 )
 from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
-from gpuscale.cli.inputs import add_selection, read_all_results, say
+from gpuscale.cli.inputs import add_selection, read_all_results, results_path, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import side_of_baseline
@@ -62,7 +62,9 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         f"Make a baseline from measured results: at least {MINIMUM_RUNS} runs of each entry; "
         "six or more find smaller losses."
     )
-    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="+", help="results files")
+    parser.add_argument(
+        "results", metavar="RESULTS", type=results_path, nargs="+", help="results files"
+    )
     _add_output(parser)
     add_selection(parser, "take")
     text = f"write the baseline even if it finds no loss below {rough_percent(TOO_WEAK)}%"

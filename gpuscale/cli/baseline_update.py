@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, counted, rough_percent
-from gpuscale.cli.inputs import each_run_once, read_all_results, say
+from gpuscale.cli.inputs import each_run_once, read_all_results, results_path, say
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
     TOO_WEAK,
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "baseline", metavar="BASELINE", type=Path, help="the baseline file to change"
     )
-    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="+", help="results files")
+    parser.add_argument(
+        "results", metavar="RESULTS", type=results_path, nargs="+", help="results files"
+    )
     text = (
         "add the runs to those of the baseline instead of replacing them; only rows that "
         "regressed or improved, or are new, must be approved"

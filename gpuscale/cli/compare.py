@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Without a default, argparse's error message would call the files required.
     parser.add_argument(
-        "files", metavar="BEFORE RESULTS", type=Path, nargs="*", default=(), help=text
+        "files",
+        metavar="BEFORE RESULTS",
+        type=inputs.results_path,
+        nargs="*",
+        default=(),
+        help=text,
     )
     parser.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
     inputs.add_selection(parser, "judge")

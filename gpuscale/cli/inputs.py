@@ -60,12 +60,17 @@ def without_collecting() -> Iterator[None]:
         gc.enable()
 
 
-def read_all_results(
-    paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
-) -> list[Results]:
+def results_path(text: str) -> Path:
+    """Return the path of a file; a folder stands for its only results file, as a night's does."""
+    path = Path(text)
+    found = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else []
+    return found[0] if len(found) == 1 else path
+
+
+def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
     """Read results files; drop repeated runs, and excluded nights unless all are excluded.
 
-    With `one_curve`, raise UsageError if injected faults differ; `or_baselines` allows baselines.
+    Raise a UsageError if injected faults differ; `or_baselines` allows baselines.
     """
     read: list[Results] = []
     for path in paths:
@@ -77,9 +82,9 @@ def read_all_results(
             read += results_of(content)
         else:
             read.append(with_recorded_probes(path, content))
-    if one_curve and len({results.injections for results in read}) > 1:
+    if len({results.injections for results in read}) > 1:
         problem = "the files have different injected faults, so they cannot form one curve"
-        raise UsageError(f"{problem}; give one of them as --baseline")
+        raise UsageError(f"{problem}; give one of them as the baseline, or leave it out")
     once = each_run_once(read)
     kept = [results for results in once if results.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
@@ -105,7 +110,6 @@ def _validate_no_folder(path: Path, use: str) -> None:
     if not files:
         raise file_error(path, "is a folder without results; give one of the files in it")
     last = files[-1].relative_to(path)
-    use = use if len(files) > 1 else "name it, {last}"
     stars = "*/" * (len(last.parts) - 1)
     globs = (f"{stars}{name}" for name in (last.name, f"*{last.suffix}"))
     found = next((glob for glob in globs if {*path.glob(glob)} == {*files}), last)

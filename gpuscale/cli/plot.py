@@ -29,9 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results files or one baseline file; of the history, files and folders of nights "
         f"(default: the newest results in {RESULTS_FOLDER}, or all of them)"
     )
-    parser.add_argument("paths", metavar="FILE", type=Path, nargs="*", default=(), help=text)
+    parser.add_argument(
+        "paths", metavar="FILE", type=inputs.results_path, nargs="*", default=(), help=text
+    )
     text = "also draw the same rows of this baseline or earlier results file"
-    parser.add_argument("--baseline", metavar="FILE", type=Path, help=text)
+    parser.add_argument("--baseline", metavar="FILE", type=inputs.results_path, help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
     parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
     inputs.add_selection(parser, "draw")
@@ -91,7 +93,7 @@ def _measurements(
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
         inputs.validate_choice([first], arguments)
         return Measurements(baseline=inputs.selected(first, *chosen), origins=[_origin(first)])
-    results = inputs.read_all_results(paths, one_curve=True)
+    results = inputs.read_all_results(paths)
     if len(results) < len(paths):
         paths = [path for path in paths if read_results(path).left_out is None]
     content = None if before is None else inputs.read_content(before)

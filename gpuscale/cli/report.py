@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="*", default=(), help=text)
     before = parser.add_mutually_exclusive_group()
     text = "judge against this baseline, or against an earlier results file"
-    before.add_argument("--baseline", metavar="FILE", type=Path, help=text)
+    before.add_argument("--baseline", metavar="FILE", type=inputs.results_path, help=text)
     before.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
     inputs.add_selection(parser, "judge")
     text, default = "the page (default: report.html)", Path("report.html")
@@ -75,7 +75,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
         raise UsageError("--history: give results files with it, or none for its last night")
     folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
     nights = read_nights([*folders, *files]) if folders else []
-    results = inputs.read_all_results(files, one_curve=True) if files else last_night(nights)
+    results = inputs.read_all_results(files) if files else last_night(nights)
     if before is None and earlier is None:
         inputs.validate_choice(results, arguments)
     history = None

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.cli import inputs
@@ -14,7 +13,7 @@ from gpuscale.reports.show.formats import SHOWN_FORMATS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print a results or baseline file as a table."
     text = "results or baseline file (default: the newest in .gpuscale/results)"
-    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
+    parser.add_argument("file", metavar="FILE", type=inputs.results_path, nargs="?", help=text)
     inputs.add_selection(parser, "show")
     text = "the phases of a step instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)

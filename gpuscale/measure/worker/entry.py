@@ -20,7 +20,12 @@ from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import real_dataset, training_batches
 from gpuscale.measure.worker.training import Strategy, Training, parameter_digest
-from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
+from gpuscale.measure.worker.user_code import (
+    line_of_user,
+    load_case,
+    too_few_outputs,
+    traceback_text,
+)
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 
@@ -72,7 +77,7 @@ class RankFiles:
         elif detail:
             line = line_of_user(error)
             place = f" on {host}" if self.directory.launched.path.exists() else ""
-            message = f"rank {self.rank}{place} raised {message}"
+            message = f"rank {self.rank}{place} raised {message}{too_few_outputs(error)}"
             message = message if line is None else f"{line}: {message}"
         failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
         self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))

@@ -69,6 +69,22 @@ def line_of_user(error: BaseException) -> str | None:
     return as_place(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
+def too_few_outputs(error: BaseException) -> str:
+    """Return what to set if a loss failed on labels that the model has no output for, or ''."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        case = frame.f_locals.get("self")
+        if isinstance(case, TrainingCase) and frame.f_code is getattr(case.loss, "__code__", None):
+            output = frame.f_locals.get(frame.f_code.co_varnames[1])
+            has_own_labels = type(case).sample is not TrainingCase.sample
+            if has_own_labels or not isinstance(output, torch.Tensor) or output.ndim != 2:
+                return ""
+            outputs, labels = output.shape[1], case.classes
+            are = f" The labels are 0 to {labels - 1} (`classes` is {labels}), the model's outputs"
+            to_set = f"set `classes = {outputs}` in {type(case).__name__}"
+            return f"{are} {outputs}: {to_set}." if outputs < labels else ""
+    return ""
+
+
 def traceback_text(error: BaseException) -> str:
     """Return the traceback of an error, starting at the first line of user code.
 
