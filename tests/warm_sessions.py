@@ -260,7 +260,7 @@ def _accept_unsteady_runs() -> None:
     """
     from gpuscale.measure.launch import collect
 
-    collect.SHORTEST_JUDGED_S = math.inf
+    vars(collect)["SHORTEST_JUDGED_S"] = math.inf
 
 
 def _end(code: int) -> NoReturn:
