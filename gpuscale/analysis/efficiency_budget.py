@@ -1,13 +1,9 @@
-"""Divide lost efficiency into parts.
+"""Divide lost efficiency into parts: E(n) = 1 - communication - data - skew - rest.
 
-E(n) = 1 - communication - data - skew - rest.
-
-The step time T(n) exceeds the ideal step time by the exposed communication, the additional wait for
-data, the lag of the slowest rank behind the median rank, and an unmeasured rest. Divided by T(n),
-these parts add up to 1 - E(n), since the efficiency E(n) is the ideal step time over T(n).
-
-The stages of a pipeline do different work, so a pipeline's parts are means over all stages: E(n) =
-1 - micro-batching - bubble - imbalance - data - optimizer - rest.
+The step time T(n) exceeds the ideal step time by these parts. Divided by T(n), they add up to
+1 - E(n), since the efficiency E(n) is the ideal step time over T(n). The stages of a pipeline do
+different work, so a pipeline's parts are means over all stages: E(n) = 1 - micro-batching - bubble
+- imbalance - data - optimizer - rest.
 """
 
 import math
@@ -54,10 +50,7 @@ class EfficiencyBudget:
 
     @property
     def hundredths(self) -> Mapping[str, int]:
-        """The efficiency, each part and the rest as whole percentages that add up to 100.
-
-        The efficiency is rounded; every part is within one percentage point of the exact value.
-        """
+        """The efficiency, each part and the rest as whole percentages that add up to 100."""
         efficiency = round(self.efficiency.value * 100)
         exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
         whole = {name: math.floor(part) for name, part in exact.items()}
@@ -70,8 +63,7 @@ class EfficiencyBudget:
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
 
-    Entries judged by a metric instead of the step time have no budget. Times are means over the
-    valid runs. The parts and the rest add up to the efficiency loss of the entry's scaling point.
+    Entries judged by a metric instead of the step time have no budget.
     """
     valid = {entry.key: entry for entry in grouped(runs) if entry.point.step_time_s is not None}
     references = References(valid)

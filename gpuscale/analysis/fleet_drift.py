@@ -55,7 +55,12 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
             [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
             for part in (usable[max(0, place - most) : place], usable[place : place + most])
         )
-        nearest = _nearest(visit.measured_at_s, before[-wanted:] + after[:wanted], wanted)
+        by_distance = sorted(
+            before[-wanted:] + after[:wanted], key=lambda each: abs(each[0] - visit.measured_at_s)
+        )
+        nearest: list[int] = []
+        for _, i, weight in by_distance:
+            nearest += [i] * (weight if len(nearest) < wanted else 0)
         near.append(sorted(nearest, key=times_s.__getitem__))
     own: dict[str, float] = {}
     levels: list[float] = []
@@ -73,22 +78,8 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
     return levels
 
 
-def _nearest(at: float, near: Sequence[tuple[float, int, int]], wanted: int) -> list[int]:
-    """Return the indices of the visits nearest to the time `at`, each repeated by its weight.
-
-    Visits are (time, index, weight); they are added until there are `wanted` indices or more.
-    """
-    nearest: list[int] = []
-    for _, index, weight in sorted(near, key=lambda visit: abs(visit[0] - at)):
-        nearest += [index] * (weight if len(nearest) < wanted else 0)
-    return nearest
-
-
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
-    """Estimate the level of a series at the time `at_s`; the values must be in chronological order.
-
-    This is the trimmed mean, plus the trend if `at_s` is off-centre and the two halves differ.
-    """
+    """Return the trimmed mean, plus the trend if `at_s` is off-centre and the halves differ."""
     level, half = _trimmed_mean(values), len(values) // 2
     if half > 1 and times_s[0] < times_s[-1]:
         apart_s = statistics.fmean(times_s[-half:]) - statistics.fmean(times_s[:half])

@@ -60,11 +60,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A lasting loss of throughput of one case and strategy on one number of GPUs.
-
-    Successive losses, such as those of a slow drift, are combined unless the environment changed at
-    the same time.
-    """
+    """A lasting loss of a row; successive losses are combined unless the environment changed."""
 
     kind: Kind
     """Kind of the change; several changes combined count as a drift."""
@@ -90,7 +86,7 @@ class RowHistory:
     level_nights: int
     """Number of nights on the present level, including the latest night."""
     outlying: tuple[int, ...]
-    """Indices of the outliers: nights that are far from the other nights on the same level."""
+    """Indices of nights that are far from the other nights on the same level."""
     level: Scaling | None
     """Level that `departure` refers to; None if there are too few nights."""
     last: Scaling
@@ -106,8 +102,8 @@ class RowHistory:
     """True if the latest night may differ but cannot be judged yet: it is far from earlier nights
     that are too few to prove a change, or several of the latest nights may be slower."""
     lost: LostLevel | None
-    """The most recent loss of speed. None if there was none, if later changes recovered most of it,
-    or if the latest night is at least as near to the level before the loss as to that after it."""
+    """The most recent loss of speed; None if there was none, if most of it was recovered, or if the
+    latest night is at least as near to the level before the loss as to that after it."""
 
     @property
     def recent_loss(self) -> LostLevel | None:
@@ -168,10 +164,9 @@ def history_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> History:
-    """Return the history of one machine's results, for the selected cases and numbers of GPUs.
+    """Return the history of one machine's results; raise UsageError for none or several machines.
 
-    Raise UsageError if the results come from several kinds of machines or have no valid run of the
-    selected cases.
+    `cases` and `gpus` select rows; None selects all.
     """
     results = list(results)
     return history_of_nights(nights_of(results, cases=cases, gpus=gpus), left_out_of(results))
@@ -184,13 +179,18 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
     corrected = without_slow_nodes(nights, effects)
     points = dict.fromkeys(point for night in nights for point in night.log_costs)
     rows = tuple(_row(point, corrected, nights) for point in points)
+    changes = (change for row in rows for change in row.changes)
+    together = by_key(((each.onset, each.kind, each.is_loss), each) for each in changes)
+    events = tuple(
+        HistoryEvent(
+            night=night,
+            changes=tuple(changed),
+            environment=environment_at(nights, night) if kind == "step" else (),
+        )
+        for (night, kind, _), changed in sorted(together.items())
+    )
     return History(
-        machine=machine,
-        nights=nights,
-        rows=rows,
-        events=tuple(_events(rows, corrected)),
-        left_out=left_out,
-        nodes=effects,
+        machine=machine, nights=nights, rows=rows, events=events, left_out=left_out, nodes=effects
     )
 
 
@@ -256,7 +256,7 @@ def nights_before(
 ) -> tuple[int, ...]:
     """Return the nights to compare `night` with: up to 15 before it, since the row's last step.
 
-    The latest ones are omitted if they may already be slower. A drift does not count as a step.
+    The latest ones are omitted if they may already be slower.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -278,23 +278,12 @@ def _lost_level(
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
             break
         first -= 1
+    levels = levels_beside(values, found, first, len(found) - 1)
     return LostLevel(
         kind=changes[last].kind if first == last else "drift",
         since=changes[first].onset,
         onset=changes[last].onset,
         is_new=found[last].seen == len(values) - 1,
         before=changes[first].before,
-        throughput=throughput_change(*levels_beside(values, found, first, len(found) - 1)),
+        throughput=throughput_change(*levels),
     )
-
-
-def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
-    """Group the changes of all rows by night, kind and direction, in chronological order."""
-    changes = (change for row in rows for change in row.changes)
-    together = by_key(((each.onset, each.kind, each.is_loss), each) for each in changes)
-    for (night, kind, _), changed in sorted(together.items()):
-        yield HistoryEvent(
-            night=night,
-            changes=tuple(changed),
-            environment=environment_at(nights, night) if kind == "step" else (),
-        )

@@ -1,10 +1,9 @@
-"""Distinguish real changes of level in a series of nights from scatter.
+"""Distinguish real changes of level in a series of nights (logarithms) from scatter.
 
-Values are logarithms. A single night proves nothing. A change is reported if two successive nights
-are off the level and agree, if two are far off it, or if three are off it on the same side; if at
-least three nights differ from the earlier ones in a t test; or if the median of the latest week has
-moved away from the best or worst week since the last change. The last rule finds slow drifts, whose
-steps are too small for the other rules. docs/evidence/rates.md has the simulated error rates.
+A change is reported if two successive nights are off the level and agree, if two are far off it, or
+if three are off it on the same side; if at least three nights differ from the earlier ones in a t
+test; or if the median of the latest week has moved away from the best or worst week since the last
+change, which finds slow drifts. docs/evidence/rates.md has the simulated error rates.
 """
 
 import itertools
@@ -69,10 +68,7 @@ class LevelChange:
 
 
 def night_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of nights about their level; 0 for fewer than two nights.
-
-    Single outliers and slow drifts hardly affect the result.
-    """
+    """Return a standard deviation of nights that outliers and drifts hardly affect; 0 for few."""
     differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
 
@@ -121,10 +117,7 @@ def stands_out(level: Sequence[float], departure: float) -> bool:
 
 
 def is_far(values: Sequence[float], departure: float) -> bool:
-    """Return True if a departure is large compared with the scatter of the latest nights.
-
-    Unlike `stands_out`, this makes no allowance for a small number of nights.
-    """
+    """Return True if a departure is large for the latest nights, making no allowance for few."""
     return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
 
 
@@ -143,8 +136,7 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 def step_size(before: Sequence[float]) -> float:
     """Return how far the mean of two nights must depart from the earlier level to count as a step.
 
-    With few earlier nights, scatter is the median difference between them, which resists outliers
-    but is only as precise as the standard deviation of a third as many nights.
+    With few earlier nights, their median difference is used, which resists outliers.
     """
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
@@ -159,10 +151,7 @@ def step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return a change from the level that began on night `begin`, or None.
-
-    The last two nights must show it or, if they scatter, the last three.
-    """
+    """Return a change that the last two nights show or, if they scatter, the last three."""
     first = max(begin, tonight - 1 - REMEMBERED)
     before = values[first : tonight - 1]
     is_few = len(before) < _FEW_NIGHTS
@@ -173,11 +162,8 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
         return None
     beyond = step_size(values[begin : tonight - 1])
     agree = abs(last[-1] - last[-2]) <= beyond
-    if not (
-        (agree and departed > beyond)
-        or _all_beyond(last[-2:], _FAR * beyond)
-        or _all_beyond(last, beyond)
-    ):
+    is_clear = (agree and departed > beyond) or _all_beyond(last[-2:], _FAR * beyond)
+    if not is_clear and not _all_beyond(last, beyond):
         return None
 
     def left_over(onset: int) -> float:
@@ -187,9 +173,10 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
     # Two nights are enough to start a level, so a level may also end after two nights.
     onset = min(range(first + 2, tonight), key=left_over)
     reached = values[onset : tonight + 1]
-    # If two nights differ, the one further away may be outlying.
-    is_sure = agree or len(reached) > 2
-    after = statistics.median(reached) if is_sure else min(reached, key=lambda v: abs(v - level))
+    after = statistics.median(reached)
+    if not agree and len(reached) == 2:
+        # The night that is further away may be outlying.
+        after = min(reached, key=lambda value: abs(value - level))
     return LevelChange(kind="step", onset=onset, seen=tonight, before=level, change=after - level)
 
 
@@ -216,10 +203,7 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 
 def suspect_nights(level: Sequence[float]) -> int:
-    """Return how many of the latest nights are probably slower than the nights before them.
-
-    The next night must not be compared with such nights, or a gradual loss would hide itself.
-    """
+    """Return how many of the latest nights are probably slower, and no reference for the next."""
     splits = [
         (spread, len(level) - split)
         for split, change, spread, error in _splits(level, 1, _SUSPECT_LOSS)
@@ -288,10 +272,8 @@ def levels_beside(
     end = found[last + 1].onset if last + 1 < len(found) else len(values)
     before = values[max(begin, left.onset - REMEMBERED) : left.onset]
     after_it = values[reached.onset : min(end, reached.onset + REMEMBERED)]
-    return _usual_sample(before), _usual_sample(after_it)
-
-
-def _usual_sample(level: Sequence[float]) -> Sample:
-    """Return the sample of the values on one level, without outliers."""
-    far = outlying(level)
-    return log_sample([value for i, value in enumerate(level) if i not in far])
+    far_before, far_after = outlying(before), outlying(after_it)
+    return (
+        log_sample([value for i, value in enumerate(before) if i not in far_before]),
+        log_sample([value for i, value in enumerate(after_it) if i not in far_after]),
+    )

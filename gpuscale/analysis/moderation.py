@@ -112,9 +112,9 @@ def moderated_samples(
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """Return the samples of both sides of a comparison by row: the baseline's, then the current.
 
-    Each variance is shrunk towards that of all other samples. This target is raised to the variance
-    of the same row on the other side if that is larger. If a row's own runs rule out the variance
-    of the other rows, only the row's two sides moderate each other.
+    Each variance is shrunk towards that of all other samples, or of the same row on the other side
+    if that is larger. If a row's own runs rule out the variance of the other rows, only the row's
+    two sides moderate each other.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -157,8 +157,7 @@ def _residual_samples(
 
     Each row must have one run per allocation. The residuals contain the variation between runs and
     the interaction of allocation and row (Searle, Casella and McCulloch 1992, section 4.3). The
-    effect of an allocation on a row is estimated from the other rows, each weighted by its
-    precision, so that an outlier in one row hardly affects other rows.
+    effect of an allocation on a row is estimated from the other rows, weighted by their precision.
     """
     spreads = [_sample_of_nights(values).variance or 0.0 for values, _ in rows]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
@@ -193,16 +192,13 @@ def _residual_samples(
 
 
 def _sample_of_nights(values: Mapping[str, tuple[float, ...]]) -> Sample:
-    """Return the sample of all values; each allocation must have exactly one run."""
     return log_sample([run for (run,) in values.values()])
 
 
 def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     """Return each sample's prior variance, derived from all other samples; None if unknown.
 
-    The prior is the squared median of the other samples' deviations. Including the sample itself
-    would add degrees of freedom that were not measured. The median of a chi-squared variable is
-    31% below the mean at 2 degrees of freedom, so each deviation is made median-unbiased first.
+    The prior is the squared median of the other samples' deviations, each made median-unbiased.
     """
     variances = [_median_unbiased(sample) for sample in samples]
     deviations = sorted(math.sqrt(variance) for variance in variances if variance is not None)
@@ -230,8 +226,8 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
     """Return the prior, or the row's variance on the other side of the comparison if it is larger.
 
     The prior assumes equally noisy rows; in a noisier row, a few runs that agree by chance would be
-    trusted too much (error rates: docs/evidence/rates.md). If the other side has fewer runs, the
-    prior is returned as it is: a few noisy runs cast no doubt on many quiet ones.
+    trusted too much. If the other side has fewer runs, the prior is returned as it is: a few noisy
+    runs cast no doubt on many quiet ones.
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:
@@ -242,8 +238,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """Return the prior, limited to an upper confidence bound on the row's own variance.
 
-    This protects a row with enough runs from the noise of other rows. Identical values set no
-    bound, since they may have been rounded.
+    Identical values set no bound, since they may have been rounded.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -267,11 +262,9 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     """Return the variance that moderated samples add to a difference; None if any is unknown.
 
     Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
-    priors come from nearly the same runs, so they count as one contribution. Counted as
-    independent, they would add degrees of freedom that were not measured: in simulations, this
-    made 2 runs differ from 2 other runs of the same entry at p < 0.01 in 2.3% of cases.
-
-    `df` is at least as large as without priors: noise of other rows already raises the variance.
+    priors come from nearly the same runs, so they count as one contribution: as independent ones,
+    they would add degrees of freedom that were not measured. `df` is at least as large as without
+    priors, since noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.analysis.level_changes import night_deviation
 from gpuscale.base.errors import UsageError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED
 from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
 from gpuscale.records.environment_diff import environment_changes, host_changes
@@ -77,9 +78,10 @@ def _night(
     logs: dict[PointKey, list[float]] = {}
     nodes: dict[PointKey, frozenset[str]] = {}
     for run, result in made:
-        point, hosts = PointKey.of(run), _hosts(run, result)
-        if point in logs:
-            hosts |= nodes[point]
+        point, named = PointKey.of(run), run.ranks or run.nodes or result.environment.nodes
+        hosts = frozenset(each.host for each in named)
+        hosts = hosts or frozenset(filter(None, [result.environment.host]))
+        hosts |= nodes.get(point, frozenset())
         logs.setdefault(point, []).append(run.log_cost)
         nodes[point] = known.setdefault(hosts, hosts)
     return Night(
@@ -91,13 +93,6 @@ def _night(
         log_costs={point: statistics.fmean(values) for point, values in logs.items()},
         nodes=nodes,
     )
-
-
-def _hosts(run: Run, result: Results) -> frozenset[str]:
-    """Return a run's hosts: those of its ranks, or else of its nodes, or else of its file."""
-    named = run.ranks or run.nodes or result.environment.nodes
-    hosts = frozenset(each.host for each in named)
-    return hosts or frozenset(filter(None, [result.environment.host]))
 
 
 def _run_began(run: Run, result: Results) -> datetime:
@@ -127,8 +122,7 @@ def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
     """Return the name of each night, given its start and the name of its folder (may be empty).
 
     The name is the date: of the folder, or else of the start in UTC. Nights that share a date are
-    named by their folders, or else have their times: to the minute, or all of a date to the second
-    if some of them share a minute.
+    named by their folders or else by their times, to the second if some share a minute.
     """
     of_date: dict[str, set[tuple[datetime, str]]] = {}
     for moment, folder in nights:
@@ -197,31 +191,26 @@ def node_effects(nights: Sequence[Night]) -> tuple[NodeEffect, ...]:
 
 def without_slow_nodes(nights: Sequence[Night], effects: Iterable[NodeEffect]) -> list[Night]:
     """Return the nights as they would be if slow nodes were as fast as the others."""
-    slower = [dict[str, float]() for _ in nights]
-    for effect in effects:
-        for at in effect.slow:
-            slower[at][effect.node] = effect.slowdown
-
-    def corrected(night: Night, slow: Mapping[str, float]) -> Night:
+    corrected = [*nights]
+    slower = by_key(
+        (at, (effect.node, effect.slowdown)) for effect in effects for at in effect.slow
+    )
+    for at, slowdowns in slower.items():
+        night, slow = nights[at], dict(slowdowns)
         costs = {
             point: cost - max((slow.get(node, 0.0) for node in night.nodes[point]), default=0.0)
             for point, cost in night.log_costs.items()
         }
-        return replace(night, log_costs=costs)
-
-    return [
-        corrected(night, slow) if slow else night
-        for night, slow in zip(nights, slower, strict=True)
-    ]
+        corrected[at] = replace(night, log_costs=costs)
+    return corrected
 
 
 def _effect(node: str, nights: Sequence[Night]) -> NodeEffect:
     visits = [i for i, night in enumerate(nights) if any(node in on for on in night.nodes.values())]
     by_night: dict[int, list[float]] = {}
     deviations = []
-    for point in dict.fromkeys(
-        p for i in visits for p, on in nights[i].nodes.items() if node in on
-    ):
+    on_node = (point for i in visits for point, on in nights[i].nodes.items() if node in on)
+    for point in dict.fromkeys(on_node):
         others = [
             (i, night.log_costs[point])
             for i, night in enumerate(nights)
@@ -257,9 +246,8 @@ def _slow_nights(
     """Yield every night that belongs to a series of at least 3 slow nights on a node.
 
     `nights` are the nights on the node, among `count` nights; `apart` has their distances from the
-    nights around them, and `deviation` is that of nights elsewhere. A series counts only if there
-    are enough nights elsewhere after its first and before its last night: otherwise the whole
-    machine may have become slower.
+    nights around them. A series counts only if there are enough nights elsewhere after its first
+    and before its last night: otherwise the whole machine may have become slower.
     """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):

@@ -52,8 +52,7 @@ def t_quantile(probability: float, df: float) -> float:
 def _t_quantile_of_tail(tail: float, df: float) -> float:
     """Return the value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
-    Newton's method converges: the log probability is a concave function of the log value, so from
-    the second step on, the result is approached from above.
+    Newton's method converges, since the log probability is a concave function of the log value.
     """
     log_size, goal = math.log(-normal_quantile(tail)), math.log(tail)
     limit = math.log(_LARGEST_QUANTILE)
@@ -62,8 +61,9 @@ def _t_quantile_of_tail(tail: float, df: float) -> float:
         found = _t_tail(size, df)
         if found == 0:
             return size
-        slope = size * _t_density(size, df) / found
-        step = (math.log(found) - goal) / slope
+        scale = math.exp(-_log_beta(df / 2, 0.5)) / math.sqrt(df)
+        density = scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df))
+        step = (math.log(found) - goal) / (size * density / found)
         log_size += step
         if log_size >= limit:
             return _LARGEST_QUANTILE
@@ -71,23 +71,15 @@ def _t_quantile_of_tail(tail: float, df: float) -> float:
             return math.exp(log_size)
 
 
-def _t_density(size: float, df: float) -> float:
-    scale = math.exp(-_log_beta(df / 2, 0.5)) / math.sqrt(df)
-    return scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df))
-
-
 def _t_tail(size: float, df: float) -> float:
     """Return the probability that Student's t exceeds `size`, which is positive."""
     square = size * size
-    return 0.5 * _beta_probability(df / 2, 0.5, df / (df + square), square / (df + square))
-
-
-def _beta_probability(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularised incomplete beta function at `x`; `rest` is 1 - `x`, unrounded."""
+    # This is half the regularised incomplete beta function at `x`; `rest` is 1 - `x`, unrounded.
+    a, b, x, rest = df / 2, 0.5, df / (df + square), square / (df + square)
     front = math.exp(a * math.log(x) + b * math.log(rest) - _log_beta(a, b))
     if x < (a + 1) / (a + b + 2):
-        return front * _beta_fraction(a, b, x) / a
-    return 1 - front * _beta_fraction(b, a, rest) / b
+        return 0.5 * (front * _beta_fraction(a, b, x) / a)
+    return 0.5 * (1 - front * _beta_fraction(b, a, rest) / b)
 
 
 @lru_cache(maxsize=4096)
@@ -99,8 +91,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     """Evaluate the continued fraction of the incomplete beta function by Lentz's method."""
     upper, lower = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     value = lower
-    count = 1
-    while True:
+    for count in itertools.count(1):
         double = 2 * count
         even = count * (b - count) * x / ((a + double - 1) * (a + double))
         lower, upper = 1 / (1 + even * lower), 1 + even / upper
@@ -110,8 +101,8 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
         factor = lower * upper
         value *= factor
         if abs(factor - 1) < _EPSILON:
-            return value
-        count += 1
+            break
+    return value
 
 
 @cache
@@ -141,10 +132,9 @@ def _gamma_below(shape: float, value: float) -> tuple[float, float]:
 def benjamini_hochberg(
     probabilities: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, ...]:
-    """Return the weighted Benjamini-Hochberg adjusted p-value of each test in a family.
+    """Return each test's p-value adjusted after Benjamini and Hochberg (Genovese et al. 2006).
 
-    The positive weights divide the false-discovery budget among the tests; only their ratios matter
-    (Genovese et al. 2006).
+    The positive weights divide the false-discovery budget; only their ratios matter.
     """
     count = len(probabilities)
     mean = math.fsum(weights) / count if count else 1.0
@@ -163,9 +153,8 @@ def benjamini_hochberg(
 def nominal_error(overall: float, first: int, last: int) -> float:
     """Return the one-sided significance level for analyses after each of runs `first` to `last`.
 
-    `overall` is the probability that any analysis rejects a true null hypothesis (Pocock 1977).
-    The analyses share runs, so each may use more than an equal part of `overall`. If they share
-    more than runs, such as the baseline or nodes, that probability is lower than `overall`.
+    `overall` is the probability that any analysis rejects a true null hypothesis (Pocock 1977). It
+    is lower if the analyses share more than runs, such as the baseline or nodes.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall
@@ -181,8 +170,7 @@ def nominal_error(overall: float, first: int, last: int) -> float:
 def crossing_probability(shares: Sequence[float], bound: float) -> float:
     """Return the probability that a standardised mean exceeds `bound` at any analysis by chance.
 
-    The recursion is by Armitage, McPherson and Rowe (1969). `shares` are the fractions of all data
-    that are available at each analysis, in ascending order.
+    `shares` are the ascending fractions of all data at each analysis (Armitage et al. 1969).
     """
     step = (bound - _LOWEST) / (len(_SIMPSON) - 1)
     grid = [_LOWEST + step * i for i in range(len(_SIMPSON))]

@@ -60,8 +60,7 @@ class References:
     def of(self, key: PointKey) -> PointKey | None:
         """Return the single-GPU point to which a point's speedup refers; None if there is none.
 
-        The batch per GPU may differ between the two points, as in strong scaling.
-        Among several single-GPU points, one with the same batch is preferred, then the first.
+        The batch per GPU may differ, as in strong scaling; the same batch is preferred.
         """
         found = self._found.get((key.configuration, key.sample_shape), ())
         return max(found, key=lambda one: one.batch_per_gpu == key.batch_per_gpu, default=None)
@@ -70,10 +69,9 @@ class References:
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
     """Group runs by configuration and number of GPUs, and reduce each group to a scaling point.
 
-    Groups are sorted by first appearance of their configurations, then by number of GPUs.
-    Runs that differ in batch or sample shape form separate entries. The 95% intervals use Student's
-    t on the logarithm of each run's step time; a single run has no interval. `allocations` has
-    the allocation of each run; if omitted, all runs count as one allocation.
+    Groups are sorted by first appearance of their configurations, then by number of GPUs. Runs that
+    differ in batch or sample shape form separate entries. `allocations` has the allocation of each
+    run; if omitted, all runs count as one allocation.
     """
     names = allocations or [""] * len(runs)
     groups = {
@@ -86,23 +84,18 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
         if (logs := [run.log_cost for _, run in group if run.is_valid])
     }
     references = References(samples)
-    return tuple(_entry(key, group, samples, references.of(key)) for key, group in groups.items())
-
-
-def _entry(
-    key: PointKey,
-    group: Sequence[tuple[str, Run]],
-    samples: Mapping[PointKey, Sample],
-    reference: PointKey | None,
-) -> Entry:
-    valid = by_key((name, run) for name, run in group if run.is_valid)
-    return Entry(
-        key=key,
-        point=_point(key, [run for _, run in group], samples, reference),
-        runs=valid,
-        logs={name: tuple(run.log_cost for run in runs) for name, runs in valid.items()},
-        failed=[run for _, run in group if not run.is_valid],
-    )
+    entries = []
+    for key, group in groups.items():
+        valid = by_key((name, run) for name, run in group if run.is_valid)
+        entry = Entry(
+            key=key,
+            point=_point(key, [run for _, run in group], samples, references.of(key)),
+            runs=valid,
+            logs={name: tuple(run.log_cost for run in made) for name, made in valid.items()},
+            failed=[run for _, run in group if not run.is_valid],
+        )
+        entries.append(entry)
+    return tuple(entries)
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
@@ -117,7 +110,6 @@ def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
 
 
 def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
-    """Return the indices of each point's runs, in the order that `grouped` describes."""
     places = by_key((key, place) for place, key in enumerate(point_keys(runs)))
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(places)))}
     ordered = sorted(places, key=lambda key: (appearance[key.configuration], key.gpus))

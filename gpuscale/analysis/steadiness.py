@@ -3,9 +3,8 @@
 If windows drift, jump or alternate between two levels, their median is meaningless, unless most
 windows are on the faster level. Three shapes are fitted to the logarithms of the window times: a
 straight line, two levels in succession, and two levels in any order. A shape counts if its change
-is at least 5% and many times the residual scatter. The multiple was set by simulation, so that at
-worst about two clean series in a thousand are called unsteady, even with correlated or heavy-tailed
-noise (docs/evidence/rates.md has the rates, tests/test_steadiness.py checks them).
+is at least 5% and many times the residual scatter; at worst about two clean series in a thousand
+are called unsteady (docs/evidence/rates.md has the rates, tests/test_steadiness.py checks them).
 """
 
 import math
@@ -74,10 +73,9 @@ class _Shape:
 def steadiness(step_times_s: Sequence[float]) -> str | None:
     """Describe unsteady windows, as in `drifts, steps 20% longer by …`; return None if steady.
 
-    The windows are equally long and in the order of measurement; fewer than 5 are not checked. A
-    few outliers are tolerated: a group counts as a level only if it has a fifth of the windows (a
-    quarter if two levels alternate), and at least 3 (2 if there are fewer than 8 in all). A
-    slower level that does not shift the median is tolerated too.
+    The windows are in the order of measurement; fewer than 5 are not checked. A group counts as a
+    level only if it has a fifth of the windows (a quarter if two levels alternate), and at least 3
+    (2 if there are fewer than 8 in all). A slow level that does not shift the median is tolerated.
     """
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
@@ -116,8 +114,7 @@ def _levels(
 ) -> Iterator[_Shape]:
     """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    Each level needs at least 1/`parts` of the windows nearer to it than to the other. Otherwise,
-    yield nothing, since one of them mixes outliers with windows of the other level.
+    Yield nothing unless each level has at least 1/`parts` of the windows nearer to it.
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

@@ -1,10 +1,9 @@
 """Divide a step into parts: data, computing, exposed communication, skew and a rest.
 
 The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
-the communication time, the slowest rank's pace and a remainder. The slowest rank's pace is the sum
-of the median rank's data and computing times and the skew. A slow rank makes the others wait inside
-their all-reduce, so the phases of individual ranks do not show the communication time: it is
-measured as the difference between steps with and without synchronisation.
+the communication time, the slowest rank's pace and a remainder; that pace is the sum of the median
+rank's data and computing times and the skew. Communication is measured as the difference between
+steps with and without synchronisation, since slow ranks make the others wait in their all-reduce.
 """
 
 import statistics
@@ -98,7 +97,6 @@ def steps_of(runs: Iterable[Run]) -> tuple[Step, ...]:
 
 
 def _step_of(run: Run) -> Step | None:
-    """Divide the average step of a valid run into parts; None if evidence is missing."""
     ranks = [
         Rank(report.rank, report.host, report.device_uuids, report.pace_s, report.phases)
         for report in run.ranks
@@ -126,9 +124,8 @@ class TypicalStep:
     time_s: float
     """Mean of the runs' step times."""
     phases_s: Mapping[str, float | None]
-    """Seconds in each phase, means over the runs; None if unknown. They are those of the median
-    rank, and `skew` is the slowest rank's lag behind it; of a pipeline, those of the slowest stage,
-    and `wait` is its wait. Noise that makes a mean negative is shown as 0."""
+    """Seconds in each phase, means over the runs, at least 0; None if unknown. They are those of
+    the median rank, or of a pipeline's slowest stage; `skew` is the slowest rank's lag."""
 
     @property
     def total_s(self) -> float:
@@ -172,11 +169,10 @@ def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
 
     The fractions are means over runs. Points without measured phases are left out.
     """
-    found = {point: steps_of(valid) for point, valid in valid_by_point(runs).items()}
     return {
         point: statistics.fmean(
             max(rank.phases.data_s for rank in step.ranks) / step.time_s for step in steps
         )
-        for point, steps in found.items()
-        if steps
+        for point, valid in valid_by_point(runs).items()
+        if (steps := steps_of(valid))
     }

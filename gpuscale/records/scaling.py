@@ -1,6 +1,7 @@
 """Estimates with intervals, and the points of a scaling curve that they describe."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from gpuscale.records.baseline import PublishedFigure
@@ -22,17 +23,19 @@ class Estimate:
         """True if there is an interval, which a single run cannot give."""
         return self.low is not None and self.high is not None
 
+    def mapped(self, function: Callable[[float], float]) -> "Estimate":
+        """Return the estimate with an increasing function applied to the value and both bounds."""
+        low, high = (None if end is None else function(end) for end in (self.low, self.high))
+        return Estimate(value=function(self.value), low=low, high=high)
+
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate of the quantity multiplied by a positive factor."""
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
-        return Estimate(value=self.value * factor, low=low, high=high)
+        return self.mapped(lambda value: value * factor)
 
     def inverse(self, numerator: float) -> "Estimate":
         """Return the estimate of `numerator` divided by the quantity, which must be positive."""
-        high, low = (
-            None if bound is None else numerator / bound for bound in (self.low, self.high)
-        )
-        return Estimate(value=numerator / self.value, low=low, high=high)
+        inverted = self.mapped(lambda value: numerator / value)
+        return replace(inverted, low=inverted.high, high=inverted.low)
 
 
 class PointKey(NamedTuple):

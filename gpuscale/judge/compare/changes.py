@@ -195,7 +195,7 @@ class MetricChange:
             verdict=verdict,
             baseline=self.before,
             current=self.after,
-            change=_in_points(rise) if self.spec.in_points else rise.relative_change(),
+            change=rise.estimate() if self.spec.in_points else rise.relative_change(),
             loss_bound=None if quantity.loss_bound is None else quantity.stated_bound,
         )
 
@@ -238,7 +238,7 @@ def metric_changes(
 
 
 def _in_unit(spec: MetricSpec, mean: Difference, step_s: float) -> Estimate:
-    return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
+    return mean.estimate().scaled(step_s) if spec.in_points else mean.exponential()
 
 
 def _quantity(
@@ -251,11 +251,6 @@ def _quantity(
         rates=rates,
         loss_of=neg if spec.in_points else relative_rise,
     )
-
-
-def _in_points(value: Difference) -> Estimate:
-    low, high = value.interval() or (None, None)
-    return Estimate(value=value.value, low=low, high=high)
 
 
 def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple[float, ...]]:
