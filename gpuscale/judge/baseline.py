@@ -55,8 +55,8 @@ def baseline_from_results(
 ) -> Baseline:
     """Make a baseline from the valid runs in `results`, which are in the order of measurement.
 
-    `cases`, such as `mnist_cnn` or `mnist_cnn/ddp`, and `gpus` select entries; None selects all.
-    Raise UsageError if an entry has fewer than `minimum_runs` valid runs, or if hardware differs.
+    `cases` and `gpus` select entries; None selects all. Raise UsageError if an entry has fewer than
+    `minimum_runs` valid runs, or if hardware differs.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:
@@ -201,10 +201,7 @@ def _chosen(
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """Return the valid runs in the form that baselines keep.
-
-    Raise UsageError if users have excluded any of the results, or if any have injected faults.
-    """
+    """Return the valid runs; raise UsageError if any results are excluded or have faults."""
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; no baseline has such a night before 'gpuscale leave-out --undo "
@@ -245,14 +242,12 @@ def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
 
 
 def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
-    """Return the environment of each allocation in which these runs were measured.
-
-    Jobs that resumed a results file share the file's environment, except for job and host.
-    """
+    """Return the environment of each allocation in which these runs were measured."""
     used = {run.allocation for run in runs}
     found = {result.allocation: result.environment for result in results}
     for result in results:
         for run in result.runs:
+            # Jobs that resumed a results file share its environment, except for job and host.
             if (name := result.allocation_of(run)) not in found:
                 host = run.ranks[0].host if run.ranks else result.environment.host
                 found[name] = replace(result.environment, job_id=run.allocation, host=host)

@@ -1,12 +1,11 @@
 """Find sick nodes in a fleet whose healthy nodes and GPUs also differ persistently.
 
 The log step times of each GPU, corrected for the drift of the machine, are compared with those of
-all GPUs of its kind, and those of each node (all GPUs together) with those of other nodes. Repeated
-jobs do not average out differences between healthy nodes, so the limit depends on the number of
-nodes and the robustly estimated spread between them. If there are earlier sweeps, each node is also
-compared with itself. A node is called sick only if later jobs alone show the loss again; they also
-provide the estimate of the loss, since the first job was the worst of many. More jobs are run while
-the verdict is open (error rates: docs/evidence/rates.md).
+all GPUs of its kind, and those of each node (all GPUs together) with those of other nodes. The
+limit depends on the number of nodes and the robustly estimated spread between them. If there are
+earlier sweeps, each node is also compared with itself. A node is called sick only if later jobs
+alone show the loss again; they also provide the estimate of the loss. More jobs are run while the
+verdict is open (error rates: docs/evidence/rates.md).
 """
 
 import math
@@ -99,7 +98,6 @@ class _Scale(NamedTuple):
         return max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
 
     def ratio(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the loss divided by `limit`, the largest loss expected of a healthy row."""
         return self.loss(jobs) / self.limit(jobs, p_value)
 
     def is_slow(self, job: _Job) -> bool:
@@ -152,8 +150,8 @@ def judge(
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
     """Return the finding in the worst state with the largest loss relative to its limit.
 
-    Findings that need another job take precedence. If these include single GPUs, but fewer than
-    half of the node's rows are such GPUs, a GPU is reported rather than the whole node.
+    Findings that need another job take precedence, and so does a single GPU over the whole node if
+    fewer than half of the node's rows are such GPUs.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]

@@ -143,18 +143,13 @@ def side_of_baseline(baseline: Baseline) -> Side:
 
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
-    placed = [
-        (run, result.allocation_of(run), result.environment)
-        for result in results
-        for run in result.runs
-    ]
-    return _side(
-        placed,
-        [result.environment for result in results],
-        {name: where for _, name, where in placed},
-        results[0].created_at if results else None,
-        [probe for result in results for probe in result.probes],
-    )
+    pairs = ((result, run) for result in results for run in result.runs)
+    placed = [(run, result.allocation_of(run), result.environment) for result, run in pairs]
+    environments = [result.environment for result in results]
+    by_allocation = {name: where for _, name, where in placed}
+    written_at = results[0].created_at if results else None
+    probes = [probe for result in results for probe in result.probes]
+    return _side(placed, environments, by_allocation, written_at, probes)
 
 
 def _side(
@@ -217,9 +212,9 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
 def same_gpu_model(one: str, other: str) -> bool:
     """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
 
-    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory (`SXM4`,
-    `40GB`) must not conflict: the more specific name must include all that the other name states.
-    Thus `H100` matches both `H100 PCIe` and `H100 80GB HBM3`, which do not match each other.
+    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same, and the more specific name must
+    include the form factor and memory of the other: `H100` matches both `H100 PCIe` and `H100 80GB
+    HBM3`, which do not match each other.
     """
     model, variant = _parsed(one)
     other_model, other_variant = _parsed(other)
@@ -241,10 +236,7 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """Return the reason why results cannot be compared with the baseline; None if they can.
-
-    Unknown properties do not count as different.
-    """
+    """Return why results cannot be compared with the baseline; unknown properties do not differ."""
     for environment in environments:
         if other := _other_machine(baseline, environment):
             return Statement.of("other_machine", now=other[0], before=other[1])
@@ -274,10 +266,7 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
 
 
 def machine_label(baseline: Baseline) -> str:
-    """Describe the baseline's machine, such as `ARC4, 4× V100`, as results name theirs.
-
-    Published figures have no environment, and several jobs may differ: `ARC4, 4× V100 per node`.
-    """
+    """Describe the baseline's machine, such as `ARC4, 4× V100`, as results name theirs."""
     cluster, hardware = baseline.cluster, baseline.hardware
     labels = {where.hardware_label for where in baseline.environments.values()}
     if len(labels) == 1:

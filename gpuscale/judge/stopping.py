@@ -1,8 +1,7 @@
 """Judge a session while it measures: find rows that are settled, confirmed or need more runs.
 
-The data are analysed after each number of runs from the minimum to the maximum. These interim
-analyses use a stricter significance level (`probabilities.nominal_error`), so that a whole session
-errs as rarely as one comparison. A loss is reported only once later runs show it too.
+The data are analysed after each number of runs, at a stricter significance level, so that a whole
+session errs as rarely as one comparison. A loss is reported only once later runs show it too.
 """
 
 import math
@@ -98,12 +97,11 @@ class SessionVerdict:
 class DecidedVerdict:
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
-    Each judgement repeats all analyses, in the order of the runs in the results, so that a resumed
-    session continues at the same point. Analysis k uses the first k valid runs of each row, and the
-    failed runs before them. A row that is settled or confirmed stays so, except that a row that
-    passed needs more runs if most of its runs fail. `cases`, `gpus` and `configurations` are those
-    that the session measures; None means all. If the baseline has runs of a row in one of these
-    configurations, its runs of that row in other configurations are ignored.
+    Each judgement repeats all analyses, in the order of the runs in the results. Analysis k uses
+    the first k valid runs of each row, and the failed runs before them. A row that is settled or
+    confirmed stays so, except that a row that passed needs more runs if most of its runs fail.
+    `cases`, `gpus` and `configurations` are those that the session measures; None means all. If the
+    baseline has runs of a row in one of these configurations, its other runs of it are ignored.
     """
 
     baseline: Baseline
@@ -199,16 +197,14 @@ class _Session:
         runs = tuple(
             run
             for run, position in self._placed
-            if after < position <= until or self._serves_always(run, after)
+            if after < position <= until
+            or not self._measures(run.gpus)
+            or (run.gpus == 1 and self._valid[PointKey.of(run)] <= after)
         )
         part = msgspec.structs.replace(self._results, runs=runs)
         sides = replace(self._sides, after=side_of_results([part]))
         rates = self._plan.rates(sides.baseline.tolerances.significance)
         return assess(sides, self._choice, rates)
-
-    def _serves_always(self, run: Run, after: int) -> bool:
-        is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after
-        return is_used_up or not self._measures(run.gpus)
 
     def _measures(self, gpus: int) -> bool:
         return self._choice.gpus is None or gpus in self._choice.gpus
@@ -269,8 +265,8 @@ def _has_moved(entry: EntryVerdict) -> bool:
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    If `of_all`, the judgement by all runs, has the same verdict, its numbers are reported. If a
-    comparison of the same files, `at_end`, finds the same change, so does the session.
+    The numbers are those of `of_all`, the judgement by all runs, or of a comparison of the same
+    files, `at_end`, if these have the same verdict.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

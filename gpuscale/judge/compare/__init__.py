@@ -54,10 +54,9 @@ def compare(
 
 
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
-    """Judge every chosen row of either side.
+    """Judge every chosen row of either side; raise UsageError for one that neither side has.
 
-    Runs on 1 GPU serve as the reference for speedups even if their row is not chosen. Raise
-    UsageError for a chosen case or number of GPUs that neither side has.
+    Runs on 1 GPU serve as the reference for speedups even if their row is not chosen.
     """
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
     judgements = assess(sides, choice, rates)
@@ -151,8 +150,7 @@ def _deviations_from_others(current: Entry) -> Mapping[str, float]:
 def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     """Mark the rows that recently became slower for good as `regressed`, and note slow nodes.
 
-    The comparison alone would miss a slow drift or a loss that was never repaired, since the nights
-    it compares with may be slow already.
+    The comparison alone would miss such a loss, since its earlier nights may be slow already.
     """
     history = earlier.history
     rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}

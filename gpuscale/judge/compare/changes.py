@@ -113,9 +113,8 @@ def _change(
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     """Pair the baseline's and the current samples of rows that have valid runs on both sides.
 
-    Each sample's variance is moderated by all other samples, even those of rows that are not
-    judged, since all of them show how much runs differ. Outlying runs are excluded from the
-    baseline only: in the results, they may be the loss.
+    Each sample's variance is moderated by all other samples, even of rows that are not judged.
+    Outlying runs are excluded from the baseline only: in the results, they may be the loss.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}
@@ -227,11 +226,19 @@ def metric_changes(
         for row, changes in zip(rows, found, strict=True):
             if (key := row.points[0]) in samples[1]:
                 old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
+                allowed = limits(row.key, spec.name)
+                quantity = Quantity(
+                    name=spec.name,
+                    gain=gain_of(old, new, deviation=allowed.allocation_deviation),
+                    limits=allowed,
+                    rates=rates,
+                    loss_of=neg if spec.in_points else relative_rise,
+                )
                 change = MetricChange(
                     spec=spec,
                     before=_in_unit(spec, usual_estimate(old, new), steps_s[key]),
                     after=_in_unit(spec, new.own_estimate(), steps_s[key]),
-                    quantity=_quantity(spec, old, new, limits(row.key, spec.name), rates),
+                    quantity=quantity,
                 )
                 changes.append(change)
     return found
@@ -239,18 +246,6 @@ def metric_changes(
 
 def _in_unit(spec: MetricSpec, mean: Difference, step_s: float) -> Estimate:
     return mean.estimate().scaled(step_s) if spec.in_points else mean.exponential()
-
-
-def _quantity(
-    spec: MetricSpec, before: SideSample, after: SideSample, limits: Limits, rates: ErrorRates
-) -> Quantity:
-    return Quantity(
-        name=spec.name,
-        gain=gain_of(before, after, deviation=limits.allocation_deviation),
-        limits=limits,
-        rates=rates,
-        loss_of=neg if spec.in_points else relative_rise,
-    )
 
 
 def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple[float, ...]]:

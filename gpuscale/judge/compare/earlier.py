@@ -110,9 +110,8 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     """Return the nights to compare each row with, as indices: those on the row's present level.
 
-    An efficiency needs both of its step times from the same level. Where a row and its 1-GPU row
-    changed together and only one change is established yet, both are compared with the nights
-    before the change.
+    If a row and its 1-GPU row changed together and only one change is established yet, both are
+    compared with the nights before the change, since an efficiency needs both of its step times.
     """
     nights = before.nights
     chosen = {
@@ -175,10 +174,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the standard deviation of the log step time, or of the ratio of two, on a level.
-
-    Outliers, such as a night on a busy machine, do not count.
-    """
+    """Return the deviation of the log step time, or of a ratio of two, on a level; no outliers."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     levels = by_key((bisect_right(onsets, night), night) for night in shared)

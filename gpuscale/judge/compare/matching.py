@@ -28,9 +28,7 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
-runs must be valid too.
-"""
+"""Minimum number of valid runs with which a row passes although others failed, at most as many."""
 _LONGEST_MESSAGE = 160
 
 
@@ -45,8 +43,7 @@ class Choice:
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
         """Return the chosen keys, grouped by case and sorted by number of GPUs.
 
-        A chosen case that neither side has on any of the chosen numbers of GPUs gets a key for each
-        of these numbers, so that it is reported as missing.
+        A chosen case on none of the chosen numbers of GPUs gets a key for each, to be reported.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [
@@ -61,12 +58,9 @@ class Choice:
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
     def validate(self, keys: Collection[EntryKey]) -> None:
-        """Raise UsageError for a case or number of GPUs that no key has.
-
-        Without this check, a comparison of the remaining rows could pass. Without any key, there is
-        nothing to choose from, which the caller says better.
-        """
+        """Raise UsageError for a case or number of GPUs that no key has."""
         if not keys:
+            # There is nothing to choose from, which the caller says better.
             return
         for name in self.cases or ():
             if not any(key.is_of((name,)) for key in keys):
@@ -90,10 +84,7 @@ def first_failure(entry: Entry) -> str | None:
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """Return the run counts of an entry that has too few valid runs to pass; otherwise None.
-
-    If most runs failed, the valid runs are not a fair sample.
-    """
+    """Return the run counts of an entry that has too few valid runs to pass; otherwise None."""
     if entry is None:
         return None
     valid, failed = entry.point.valid_runs, len(entry.failed)
@@ -104,11 +95,10 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return the signed distance of each outlying baseline run from the median (log step times).
+    """Return outlying baseline runs' signed distances from the median, by allocation and index.
 
-    Runs are identified by allocation and index within the allocation. A baseline run is not
-    outlying if any run of the results is nearer to this run than to the median, since the machine
-    still produces such times.
+    A baseline run is not outlying if any run of the results is nearer to this run than to the
+    median, since the machine still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -279,18 +269,15 @@ def _placements(entry: Entry) -> frozenset[tuple[int, ...]]:
 def _published_differences(
     published: ScalingPoint, measured: ScalingPoint
 ) -> tuple[FieldChange, ...]:
-    """Find the known differences between a published and a measured point.
-
-    Weak and strong scaling need no separate check, since they differ in the batch per GPU.
-    """
-    used = measured.configuration
+    of, used = published.configuration, measured.configuration
     if used.metric is not None:
-        return _differing("metric", published.configuration.metric, used.metric)
+        return _differing("metric", of.metric, used.metric)
+    # Weak and strong scaling differ in the batch per GPU.
     return (
-        *_differing("device", published.configuration.device, used.device),
+        *_differing("device", of.device, used.device),
         *_differing("size", PUBLISHED_SIZE, used.size),
         *_differing("batch_per_gpu", published.batch_per_gpu, measured.batch_per_gpu),
-        *_differing("metric", published.configuration.metric, used.metric),
+        *_differing("metric", of.metric, used.metric),
     )
 
 

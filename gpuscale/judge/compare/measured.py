@@ -208,8 +208,8 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
     """Return the smallest loss that would be found 19 times in 20 if only this row had it.
 
-    A loss is found in the step time alone, or in the speedup if the step time supports it. Any
-    increase in step time is enough if its ratio to another number of GPUs also shows the loss.
+    A loss is found in the step time alone, or in the speedup if the step time, or its ratio to
+    another number of GPUs, supports it.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

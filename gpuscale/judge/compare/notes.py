@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpuscale.analysis.estimates import exponential, odd_one, outlying_allocations
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
+from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -222,21 +223,19 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs of rows that were judged nevertheless.
-
-    Rows that could not be judged already give the failures as the reason.
-    """
-    alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
-    for row in rows:
-        if row.after is not None and row.after.failed and row.after.logs:
-            failed, valid = len(row.after.failed), row.after.point.valid_runs
-            alike.setdefault((failed, failed + valid, first_failure(row.after)), []).append(row.key)
-    for (failed, made, failure), keys in alike.items():
+    """Yield notes on failed runs of judged rows; the others give the failures as their reason."""
+    judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
+    alike = by_key(
+        ((len(after.failed), after.point.valid_runs, first_failure(after)), key)
+        for key, after in judged
+        if after.failed
+    )
+    for (failed, valid, failure), keys in alike.items():
+        made = failed + valid
         yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield a note on busy hosts, with the heaviest load of each side."""
     found = {}
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
@@ -254,7 +253,6 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _unlikely_numbers(
     rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Yield notes on training that was not verified, and on implausible values."""
     after = (row.after.key for row in rows if row.after is not None)
     if note := unchecked_training_note(key.configuration for key in after if key.gpus > 1):
         yield note

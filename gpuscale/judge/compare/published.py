@@ -73,11 +73,7 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 
 
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
-    """Judge one row that has a published figure and valid runs.
-
-    The speedup is judged and, if the precision is the same, also the throughput, since a slowdown
-    that all numbers of GPUs share leaves the speedup unchanged.
-    """
+    """Judge the speedup and, if the precision is the same, the throughput of a published row."""
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
@@ -149,10 +145,7 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """Return the worst verdict and the ratio that caused it.
-
-    If several ratios are equally bad, the one with the largest loss is returned.
-    """
+    """Return the worst verdict and the ratio that caused it, with the largest loss if several."""
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

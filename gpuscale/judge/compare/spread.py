@@ -23,12 +23,8 @@ from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Facts, Results, Statement
 
 DECLARED_DF = 2.0
-"""Weight, in degrees of freedom, of the declared deviation between allocations as a prior.
-
-Four allocations alone estimate their spread so poorly that a loss of 5% was found in only 15% of
-nightly runs. With more than 2 degrees of freedom, false alarms exceed 1% if allocations differ by
-three times the declared deviation.
-"""
+"""Weight, in degrees of freedom, of the declared deviation between allocations as a prior; with
+more, false alarms exceed 1% if allocations differ by three times the declared deviation."""
 _FAR_NOISIER = 4.0
 """Reports blame other rows for a spread if their variance is this many times the row's own."""
 
@@ -111,10 +107,7 @@ class SideSample:
 
 
 def without_outliers(baseline: Baseline, results: Sequence[Results]) -> Baseline:
-    """Return the baseline without the runs and allocations of a row that its judgement leaves out.
-
-    Pictures beside a verdict show the same baseline as the verdict.
-    """
+    """Return the baseline without the runs and allocations that the judgement of a row ignores."""
     sides, left_out = sides_of(baseline, results), set[object]()
     for key, entry in sides.before.by_point.items():
         tonight = sides.after.by_point.get(key)
@@ -133,8 +126,7 @@ def _difference(logs: Sequence[float]) -> float:
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    If it is estimated, gains are relative to the mean of the baseline's allocations that are not
-    outliers; if it is declared, to the mean of all its runs.
+    Gains are then relative to the mean of its usual allocations rather than of all its runs.
     """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)
@@ -151,10 +143,9 @@ def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """State the largest source of a gain's variance, with the standard deviation of this source.
+    """State the largest source of a gain's variance: runs of a side, nights, or other rows.
 
-    `gain` already includes `further_runs` of the current side. Sources are the runs of each side,
-    differences between nights, and other rows, whose variance enters this row's moderated variance.
+    `gain` already includes `further_runs` of the current side.
     """
     before = [(runs, runs.sample.count) for runs in baseline.samples]
     now = [(runs, runs.sample.count + further_runs) for runs in current.samples]
@@ -195,9 +186,9 @@ def gain_of(
 
     With A allocations and R runs on a side, the gain's variance is the variance between allocations
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
-    The former is declared or, if the baseline has enough allocations, estimated with the declared
-    variance as prior. `deviation` is the declared standard deviation of the value, and
-    `deviation_apart` that of each term of a ratio whose terms come from different allocations.
+    The former is declared or, with enough allocations, estimated with the declared one as prior.
+    `deviation` is the declared standard deviation of the value, and `deviation_apart` that of each
+    term of a ratio whose terms come from different allocations.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)

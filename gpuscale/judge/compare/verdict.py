@@ -32,12 +32,8 @@ class ErrorRates:
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
-"""Weight of a speedup or metric test in the p-value adjustment; a step-time test has weight 1.
-
-Only step-time tests can show a slowdown on every number of GPUs, and step times vary more from
-night to night than speedups, so these tests get more weight. Speedup tests need less: a lost
-speedup counts only if the step time supports it, and its p-value is then far below the limit.
-"""
+"""Weight of a speedup or metric test in the p-value adjustment; a step-time test has weight 1,
+since only such tests can show a slowdown on every number of GPUs, and step times vary more."""
 
 
 def relative_fall(gain: float) -> float:
@@ -110,10 +106,7 @@ class Quantity:
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
 
     def moved_worse(self, significance: float) -> bool:
-        """True if an unadjusted one-sided test at this level finds a loss beyond the margin.
-
-        Once the adjusted test has shown that a ratio changed, this test shows which term changed.
-        """
+        """True if an unadjusted one-sided test at this level finds a loss beyond the margin."""
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
@@ -126,10 +119,7 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Likelihood ratio above which a drop in speedup is attributed to a slowdown on n GPUs.
-
-Otherwise, faster runs on 1 GPU may explain the drop.
-"""
+"""Likelihood ratio above which a lower speedup is blamed on n GPUs, not on faster runs on 1 GPU."""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
@@ -169,10 +159,9 @@ class Decision(NamedTuple):
 def decide(quantities: Quantities) -> Decision:
     """Decide the verdict on one row.
 
-    The speedup also falls if 1 GPU gets faster, so a lost speedup is a regression only if training
-    on n GPUs got slower: either significantly, or by more than the margin with support from other
-    numbers of GPUs or from a likelihood ratio. Otherwise the row passes if faster runs on 1 GPU
-    explain the lost speedup, and is inconclusive if they do not.
+    A lost speedup is a regression only if training on n GPUs got slower: either significantly, or
+    by more than the margin with support from other numbers of GPUs or from a likelihood ratio.
+    Otherwise the row passes if faster runs on 1 GPU explain the loss; if not, it is inconclusive.
     """
     time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
@@ -209,8 +198,7 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
 
-    All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
-    show only this shift; if 1 GPU got faster, those on n GPUs do. The likelihood ratio decides.
+    The other step time then shows only the shift of all step times from night to night.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -262,9 +250,8 @@ def required_runs(
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
-    none of `FURTHER_RUNS` is enough). A binary search suffices: if some number of runs settles a
-    row, larger numbers almost always do. If a host was busy during the runs of one side, the advice
-    is to measure that side again, unless the baseline has enough allocations to show their spread.
+    none of `FURTHER_RUNS` is enough). If a host was busy during the runs of one side, the advice is
+    to measure that side again, unless the baseline has enough allocations to show their spread.
     """
     if row.after is not None and busy_hosts(row.after.valid):
         return None, Statement.of("once_idle")

@@ -54,7 +54,7 @@ def data(row: RowEvidence, change: PartChange) -> Cause:
         kind=CauseKind.PCIE if links else CauseKind.DATA,
         code="late_copies" if is_copy else "late_batches",
         evidence=(waiting, copying, *links),
-        remedy=Remedy("copies") if is_copy else look_at_loaders(row),
+        remedy=Remedy("copies") if is_copy else _look_at_loaders(row),
     )
 
 
@@ -79,7 +79,7 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         includes=inside,
         phase=phase,
         evidence=(*phases, *clocks),
-        remedy=Remedy("script") if is_uneven else look_at_devices(row, row.hosts),
+        remedy=Remedy("script") if is_uneven else _look_at_devices(row, row.hosts),
     )
 
 
@@ -96,14 +96,14 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
     found = stragglers_of(row.point.after, change.before_s)
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
-        kind, remedy = CauseKind.DATA, look_at_loaders(row)
+        kind, remedy = CauseKind.DATA, _look_at_loaders(row)
     else:
         computing_s = row.point.changes[Part.COMPUTING].after_s
         clocks = explaining_clocks(
             row.symptoms, found.device_uuids, lost_s=change.lost_s, of_s=computing_s
         )
         kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
-        remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
+        remedy = _look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
     symptoms = tuple(each for each in row.symptoms if each.uuid in found.device_uuids)
     return replace(found, kind=kind, evidence=symptoms, remedy=remedy)
 
@@ -111,8 +111,7 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
 def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
-    No other cause is sought for inconclusive rows. With three runs on each side, a row whose
-    slowest rank is always the same meets this condition by chance once in 20 times.
+    No other cause is sought for inconclusive rows; by chance, this one is met once in 20 times.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -155,11 +154,9 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if clocks fell by enough to explain a loss in steps without known phases.
-
-    If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
-    """
+    """Yield a cause if clocks fell by enough to explain a loss in steps without known phases."""
     then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
+    # If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
     of_time = row.entry.finding in SLOWDOWNS
     if row.point.changes or not of_time or then is None or now is None:
         return
@@ -171,7 +168,7 @@ def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
             kind=CauseKind.CLOCKS,
             code="clocks_without_phases",
             evidence=clocks,
-            remedy=look_at_devices(row, hosts),
+            remedy=_look_at_devices(row, hosts),
         )
 
 
@@ -191,10 +188,10 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
             remedy = Remedy("hosts_or_command" if of_ranks else "command_or_hosts", hosts)
             lacks = is_gpu(point.key.configuration.device) and not row.has_counters
             yield _open("no_counters_of_commands" if lacks else "no_phases_of_commands", remedy)
-        elif entry.changed_quantity is QuantityName.EFFICIENCY:
-            yield _open("no_phases", _look_at_links(row))
         else:
-            yield _open("no_phases", look_at_devices(row, hosts))
+            of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+            remedy = _look_at_links(row) if of_speedup else _look_at_devices(row, hosts)
+            yield _open("no_phases", remedy)
     else:
         parts = [
             PhaseChange(name=change.part, before_s=change.before_s, after_s=change.after_s)
@@ -227,25 +224,22 @@ def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
 
 
 def _look_at_links(row: RowEvidence) -> Remedy:
-    """Return the remedy for longer communication: check the links, the network or the host."""
     if is_gpu(row.point.key.configuration.device):
         is_amd = row.point.key.configuration.device == "rocm"
         return Remedy("amd_gpu_links" if is_amd else "gpu_links")
     return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
 
 
-def look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
-    """Return the remedy for slow computing on these hosts."""
+def _look_at_devices(row: RowEvidence, hosts: tuple[str, ...]) -> Remedy:
     on_cpu = row.point.key.configuration.device == "cpu"
     return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
 
 
-def look_at_loaders(row: RowEvidence) -> Remedy:
-    """Return the remedy for late batches, which depends on the source of the data."""
+def _look_at_loaders(row: RowEvidence) -> Remedy:
     data = row.point.key.configuration.data
     if data == "real":
         return Remedy("storage")
-    return Remedy("loaders") if data == "loader" else Remedy("cpu_load")
+    return Remedy("loaders" if data == "loader" else "cpu_load")
 
 
 def published_figures() -> Cause:

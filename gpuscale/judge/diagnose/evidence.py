@@ -33,7 +33,6 @@ from gpuscale.records.cause import (
     PhaseChange,
     ProbeChange,
 )
-from gpuscale.records.configuration import EntryKey
 from gpuscale.records.environment_diff import script_changes
 from gpuscale.records.probes import probes_for
 from gpuscale.records.run import nodes_of
@@ -45,15 +44,8 @@ _LEAST_LOSS = 0.02
 _SIGNIFICANCE = 0.05
 """Probability that probes of one kind show a slower device although no device is slower."""
 _MOST_SHOWN = 3
-_OF_SCRIPTS = (
-    CauseKind.DATA,
-    CauseKind.COMMUNICATION,
-    CauseKind.SLOW_RANK,
-    CauseKind.COMPUTE,
-)
+_OF_SCRIPTS = (CauseKind.DATA, CauseKind.COMMUNICATION, CauseKind.SLOW_RANK, CauseKind.COMPUTE)
 """Kinds of causes for which a changed script is the first suspect."""
-
-_Key = tuple[str | int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +64,6 @@ class PointEvidence:
     """Valid runs of the current results, also those whose steps are not divided into parts."""
     nodes_before: tuple[NodeEvidence, ...] = ()
     nodes_after: tuple[NodeEvidence, ...] = ()
-    """Evidence collected on each node in each run of the current results."""
 
     @property
     def nodes(self) -> int:
@@ -160,8 +151,7 @@ def points_of(
         now = sides.after.by_point.get(key)
         runs, runs_after = then.valid, now.valid if now else []
         before, after = steps_of(runs), steps_of(runs_after)
-        row = EntryKey(key.configuration.case, key.configuration.strategy, key.gpus)
-        deviation = tolerances.limits(row, THROUGHPUT).allocation_deviation
+        deviation = tolerances.limits(then.point.key, THROUGHPUT).allocation_deviation
         found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,
             before=before,
@@ -215,9 +205,12 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
     """Yield each probe's change relative to the same probe, or else similar ones, in the baseline.
 
-    Repetitions of a probe scatter equally on all devices, so their variance is pooled.
+    The variance of repetitions is pooled over all devices.
     """
-    old, new = _logs(before), _logs(after)
+    old, new = (
+        by_key((probe.identity, math.log(rate)) for probe in side for rate in probe.rates)
+        for side in (before, after)
+    )
     probes = {probe.identity: probe for probe in after}
     for shared in {probe.comparison_key: None for probe in after}:
         now, then = (
@@ -239,10 +232,8 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
                 df = len(means) - 1
             else:
                 continue
-            term = Term(variance=variance, df=df)
-            change = difference(statistics.fmean(logs) - usual, [term]).relative_change(
-                1 - _SIGNIFICANCE / len(now)
-            )
+            apart = difference(statistics.fmean(logs) - usual, [Term(variance=variance, df=df)])
+            change = apart.relative_change(1 - _SIGNIFICANCE / len(now))
             is_sure = change.high is not None and change.high < 0
             yield ProbeChange(
                 probe=probes[key],
@@ -250,7 +241,3 @@ def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[P
                 is_slower=is_sure and change.value < -_LEAST_LOSS,
                 beside=ComparedWith.BASELINE if key in then else ComparedWith.OTHER_GPUS,
             )
-
-
-def _logs(probes: Sequence[Probe]) -> Mapping[_Key, list[float]]:
-    return by_key((probe.identity, math.log(rate)) for probe in probes for rate in probe.rates)

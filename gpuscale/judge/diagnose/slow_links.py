@@ -110,8 +110,8 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
     """Return a node's devices, each with its median seconds per FLOP in matrix multiplications."""
-    found = [probe for probe in node.probes if probe.name == MATRIX]
-    return [(probe.device, 1 / statistics.median(probe.rates)) for probe in found]
+    matrices = (probe for probe in node.probes if probe.name == MATRIX)
+    return [(probe.device, 1 / statistics.median(probe.rates)) for probe in matrices]
 
 
 def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iterator[NodeFinding]:
@@ -179,11 +179,10 @@ def _shared_switch(
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return the slowdown of each pair of nodes, relative to typical pairs.
+    """Return the largest slowdown of each pair of nodes for any message size and direction.
 
     The slowest third of the repetitions is ignored, since a busy node delays some. Of the others,
-    both the fastest and the slowest count, since a flapping link is fast at times. The slowdown of
-    a pair is the largest that these show for any message size and direction.
+    both the fastest and the slowest count, since a flapping link is fast at times.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
     times_s: dict[object, dict[Pair, float]] = defaultdict(dict)

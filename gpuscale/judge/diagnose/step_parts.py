@@ -62,9 +62,8 @@ def changes_of(
 ) -> dict[Part, PartChange]:
     """Compute the change of each part that is known on both sides, for one number of GPUs.
 
-    Changes are differences of means over runs, as in the verdict, so they add up: a part that is
-    slow in one run of three accounts for the loss of that run. `allocation_deviation` is the
-    standard deviation of a part between jobs, as a fraction of the part.
+    Changes are differences of means over runs, as in the verdict, so they add up.
+    `allocation_deviation` is the relative standard deviation of a part between jobs.
     """
     if not before or not after:
         return {}
@@ -103,9 +102,8 @@ def changes_of(
 def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part, PartChange]:
     """Undo the apparent shift of time from communication to computing if communication was hidden.
 
-    Anything that slows ranks on their own, such as late batches, hides their communication. Steps
-    without synchronisation then take as long as steps with it: communication seems to have
-    vanished, and the pace (and with it computing) to have grown by the same amount.
+    Anything that slows ranks on their own, such as late batches, hides their communication: it
+    seems to have vanished, and the pace (and with it computing) to have grown as much.
     """
     computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
     if computing is None or communication is None:
@@ -118,10 +116,9 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase with most of the loss, and whether an even slowdown is ruled out.
+    """Return the phase with most of the loss, if any, and whether an even slowdown is ruled out.
 
-    The phase is None if no single phase has most of the loss. An even slowdown would prolong each
-    phase in proportion to its duration, and all of them together by at least the loss minus noise.
+    The latter would prolong each phase in proportion, and all by at least the loss minus noise.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
@@ -136,8 +133,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     """Return a cause that names the ranks that lag in most of the runs with unusual skew.
 
     Hosts and devices are taken from the run with the largest skew; devices are omitted if they
-    change between runs. No ranks are given if each run has a different straggler. `usual_skew_s` is
-    the skew of the baseline in seconds per step; every run must have several ranks.
+    change between runs. `usual_skew_s` is the baseline's skew; each run must have several ranks.
     """
     # Runs may use devices in turn, so runs with little skew may lack the faulty device.
     mean_s = statistics.fmean(step.skew_s for step in steps)
@@ -145,6 +141,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     late = [step for step in steps if step.skew_s >= threshold_s]
     worst = max(steps, key=lambda step: step.skew_s)
     unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
+    # Runs on part of a node use its GPUs in turn; a slow rank may also change its devices.
     for identify in (_by_device, _by_number):
         counts = Counter(identify(rank) for step in late for rank in _behind(step))
         ids = {rank_id for rank_id, count in counts.items() if count >= _RUN_FRACTION * len(late)}
@@ -165,12 +162,10 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
 
 
 def _by_device(rank: Rank) -> _RankId:
-    """Identify a rank by its devices, since runs on part of a node use the node's GPUs in turn."""
     return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
 
 
 def _by_number(rank: Rank) -> _RankId:
-    """Identify a rank by its number, since a slow rank may change devices between runs."""
     return rank.host, (), rank.rank
 
 

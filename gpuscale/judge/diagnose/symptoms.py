@@ -80,15 +80,10 @@ class _State:
         )
 
 
-_NO_ERRORS = _State.of(())
-
-
 def symptoms_of(
     before: Sequence[Run], after: Sequence[Run], places: Mapping[str, str]
 ) -> tuple[DeviceSymptom, ...]:
-    """Find the symptoms of each device in the results.
-
-    `places` gives the host of a device by UUID, for runs whose ranks do not name their devices.
+    """Find the symptoms of each device in the results; `places` gives hosts that runs do not name.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
     devices of the baseline; if the baseline has no samples, with other devices in the results.
@@ -107,7 +102,12 @@ def symptoms_of(
         found += _low(_LOW_CLOCKS, symptom, state, usual)
         found += _clock_events(symptom, state, usual)
         found += _low(_LOW_LINKS, symptom, state, usual)
-        found += _errors(symptom, state, itself or _NO_ERRORS)
+        errors = {} if itself is None else itself.values
+        found += (
+            symptom(kind=kind, counter=counter, now=now)
+            for counter, kind in _ERRORS.items()
+            if (now := state.values.get(counter, 0)) > errors.get(counter, 0)
+        )
     return tuple(found)
 
 
@@ -169,12 +169,6 @@ def _clock_events(
             )
 
 
-def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[DeviceSymptom]:
-    for counter, kind in _ERRORS.items():
-        if (now := state.values.get(counter, 0)) > before.values.get(counter, 0):
-            yield symptom(kind=kind, counter=counter, now=now)
-
-
 _MORE = 2
 """A port counter that grows by this multiple of its largest growth in the baseline is a symptom."""
 _FACTS = {
@@ -193,8 +187,7 @@ def port_symptoms(
 ) -> Iterator[PortSymptom]:
     """Yield symptoms of ports that are down, missing or slower than before, or have more errors.
 
-    A port is compared with itself in the baseline, or else with ports of the same name on other
-    hosts.
+    A port is compared with itself in the baseline, or else with its namesakes on other hosts.
     """
     before, after = _ports_of(nodes_before), _ports_of(nodes_after)
     for (host, name), ports in after.items():
