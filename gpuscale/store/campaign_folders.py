@@ -6,7 +6,7 @@ sweep contains the plan and the list of jobs in `sweep.json`, and a results file
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date
 from hashlib import sha256
@@ -92,22 +92,24 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def record_files(record: NightRecord) -> dict[str, str]:
-    """Return the contents of a nightly run's record files, by file name."""
-    document = msgspec.json.format(to_json(record), indent=2)
-    return {NIGHT_JSON: f"{document}\n", NIGHT_TEXT: "".join(_lines(record))}
+    """Return the contents of a nightly run's record files, by file name.
 
-
-def _lines(record: NightRecord) -> Iterator[str]:
-    """Yield a line for each known field, or for each of its texts; all nodes share one line."""
+    The text has a line for each known field, or for each of its texts; all nodes share one line.
+    """
     shown = {
+        **msgspec.structs.asdict(record),
         **dict.fromkeys(("format", "version")),
         "all_measured": "yes" if record.all_measured else "no",
         "nodes": " ".join(record.nodes) or None,
     }
-    for name, value in {**msgspec.structs.asdict(record), **shown}.items():
-        for fact in value if isinstance(value, tuple) else (value,):
-            if fact is not None:
-                yield f"{name.replace('_', ' ')}: {clean(str(fact))}\n"
+    lines = (
+        f"{name.replace('_', ' ')}: {clean(str(fact))}\n"
+        for name, value in shown.items()
+        for fact in (value if isinstance(value, tuple) else (value,))
+        if fact is not None
+    )
+    document = msgspec.json.format(to_json(record), indent=2)
+    return {NIGHT_JSON: f"{document}\n", NIGHT_TEXT: "".join(lines)}
 
 
 def read_night(folder: Path) -> NightRecord | None:
@@ -247,12 +249,14 @@ def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
     """Return the measurements of the most recent earlier sweeps with this plan, oldest first."""
     places = (path.parent for path in folder.absolute().parent.glob(f"*/{SWEEP_JSON}"))
-    found = [
-        (before, place) for place in places if (before := read_sweep(place)).plan == record.plan
+    earlier = [
+        (before.created_at, place, before)
+        for place in places
+        if (before := read_sweep(place)).plan == record.plan
+        and before.created_at < record.created_at
     ]
-    earlier = [each for each in found if each[0].created_at < record.created_at]
-    earlier.sort(key=lambda each: each[0].created_at)
-    return [visits_of(place, before) for before, place in earlier[-_MOST_PAST:]]
+    earlier.sort(key=lambda each: each[0])
+    return [visits_of(place, before) for _, place, before in earlier[-_MOST_PAST:]]
 
 
 def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:

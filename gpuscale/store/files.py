@@ -170,19 +170,17 @@ def write_report(path: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", errors="replace")
     with file_errors(path):
         if _is_device(path):
-            with path.open("wb") as stream:
-                stream.write(content)
+            path.write_bytes(content)
         else:
             replace_file(path, content)
 
 
 def _is_device(path: Path) -> bool:
     """True if the path is an existing device, pipe or socket."""
-    try:
+    with suppress(FileNotFoundError):
         mode = path.stat().st_mode
-    except FileNotFoundError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
 
 
 def replace_file(path: Path, content: bytes) -> None:

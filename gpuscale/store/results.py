@@ -136,7 +136,6 @@ class ResultsWriter(_RunAppender):
     """A new results file, which gets the header of the given results but not their runs."""
 
     def __init__(self, path: Path, head: Results) -> None:
-        """Create the file and any missing folders above it."""
         super().__init__(path)
         try:
             line = encode_header(head)
@@ -170,7 +169,6 @@ class ResumedResults(_RunAppender):
     """Path for the copy if the last line is incomplete; None for a complete file."""
 
     def __init__(self, path: Path) -> None:
-        """Open, lock and read the file."""
         super().__init__(path)
         with files.file_errors(path):
             files.validate_readable(path, path.stat())

@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,10 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.records.record import from_builtins, from_json
-from gpuscale.store.imports.session import (
-    Defaults,
-    RecordedValue,
-    Reference,
-    Session,
-    moment_s,
-)
+from gpuscale.store.imports.session import Defaults, RecordedValue, Reference, Session, moment_s
 from gpuscale.workload.printed_figures import positive
 
 _NOT_MEASURED = ("skip", "abort")
@@ -122,10 +116,8 @@ def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
             of_place = [case for case in cases if case.place == place]
             yield _session(key, began_s, of_place, info.hostname)
         return
-    days = defaultdict[float, list[_Case]](list)
-    for case in _logged(path, text):
-        ended_s = case.ended_s or 0.0
-        days[ended_s - ended_s % _DAY_S].append(case)
+    logged = ((case.ended_s or 0.0, case) for case in _logged(path, text))
+    days = by_key((ended_s - ended_s % _DAY_S, case) for ended_s, case in logged)
     for day_s, of_day in days.items():
         yield _session(f"{path.stem}-log", day_s, of_day)
 
@@ -170,16 +162,9 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
 
 
 def _logged_values(fields: Mapping[str, str]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for column in fields:
-        if column.endswith("_value"):
-            name = column.removesuffix("_value")
-            others = (
-                fields.get(f"{name}_{what}")
-                for what in ("ref", "lower_thres", "upper_thres", "unit")
-            )
-            found[name] = [fields[column], *others]
-    return found
+    parts = ("value", "ref", "lower_thres", "upper_thres", "unit")
+    names = [name.removesuffix("_value") for name in fields if name.endswith("_value")]
+    return {name: [fields.get(f"{name}_{part}") for part in parts] for name in names}
 
 
 def _ended_s(fields: Mapping[str, str]) -> float:

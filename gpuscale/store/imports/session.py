@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -115,10 +115,7 @@ def moment_s(text: str) -> float | None:
 
 
 def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
-    """Add each value's metric to `more_is_better`; raise a UsageError if a direction is unknown.
-
-    A metric that `more_is_better` already has keeps its direction.
-    """
+    """Add each new metric to `more_is_better`; raise a UsageError if a direction is unknown."""
     unknown: dict[str, RecordedValue] = {}
     for value in values:
         metric = metric_from_name(value.metric, value.unit, more_is_better=value.more_is_better)
@@ -170,29 +167,15 @@ def published(
 def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
     """Convert a session to results, one run per value, and add its metrics to `more_is_better`."""
     add_directions(more_is_better, session.values)
-    environment = Environment(
-        device=UNRECORDED,
-        host=session.host,
-        system=session.system,
-        cases_revision=session.revision,
-    )
-    return Results(
-        created_at=session.began_at.isoformat(timespec="seconds"),
-        gpuscale_version=__version__,
-        environment=environment,
-        runs=tuple(_runs(session, more_is_better)),
-    )
-
-
-def _runs(session: Session, more_is_better: Mapping[str, bool]) -> Iterator[Run]:
     # Only values with the same time are numbered consecutively, so that the same value from a
     # report and from a log is the same run.
     made: Counter[tuple[object, ...]] = Counter()
+    runs = []
     for value in session.values:
         metric = metric_of(value, more_is_better)
         point = value.case, value.metric, value.gpus, value.at_s
         made[point] += 1
-        yield Run(
+        run = Run(
             configuration=Configuration(
                 case=value.case, strategy=metric.name, device=value.device, metric=metric
             ),
@@ -202,6 +185,16 @@ def _runs(session: Session, more_is_better: Mapping[str, bool]) -> Iterator[Run]
             measured={metric.name: value.value},
             nodes=tuple(NodeEvidence(host=host) for host in value.hosts),
         )
+        runs.append(run)
+    where, revision = session.system, session.revision
+    return Results(
+        created_at=session.began_at.isoformat(timespec="seconds"),
+        gpuscale_version=__version__,
+        environment=Environment(
+            device=UNRECORDED, host=session.host, system=where, cases_revision=revision
+        ),
+        runs=tuple(runs),
+    )
 
 
 class _State(msgspec.Struct):

@@ -47,8 +47,7 @@ class _Measured(NamedTuple):
 def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
     """Yield a session for each date in a file's only table; raise one error for all its problems.
 
-    Rows with the same case, strategy and number of GPUs are repetitions. Rows without a date get
-    the file's modification time.
+    Rows with the same key are repetitions. Rows without a date get the file's modification time.
     """
     problems = Problems()
     columns, rows = rows_in(text, defaults.columns, problems)
@@ -61,9 +60,12 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
         cells = _values(row, [column for column in columns if column not in unused], problems)
         with problems.on(row.line):
             if (measured := _measured(row, cells, measure, defaults)) is not None:
-                alike = repetitions[measured.key]
-                _validate_alike([*alike, measured])
-                alike.append(measured)
+                first = next(iter(repetitions[measured.key]), measured)
+                if (first.nodes, first.batch_per_gpu) != (measured.nodes, measured.batch_per_gpu):
+                    label, line = first.key.label_on(""), first.line
+                    problem = f"{label} has another batch or number of nodes in an earlier row"
+                    raise DecodeError("", f"{problem} (line {line}); name the cases apart")
+                repetitions[measured.key].append(measured)
     nights: dict[str | None, list[RecordedValue]] = defaultdict(list)
     # A column of devices or ranks, which means the same, does not say that they are GPUs.
     has_gpus = any("gpu" in column.header.lower() for column in columns)
@@ -179,14 +181,6 @@ def _measured(
     )
 
 
-def _validate_alike(rows: Sequence[_Measured]) -> None:
-    if len({(row.nodes, row.batch_per_gpu) for row in rows}) > 1:
-        problem = (
-            f"{rows[0].key.label_on('')} has another batch or number of nodes in an earlier row"
-        )
-        raise DecodeError("", f"{problem} (line {rows[0].line}); name the cases apart")
-
-
 def _recorded(
     rows: Sequence[_Measured], timed: Timed | None, device: str
 ) -> Iterator[tuple[str | None, RecordedValue]]:
@@ -211,14 +205,12 @@ def _recorded(
     )
     for day, of_night in nights.items():
         for value in of_night:
-            yield (
-                day,
-                RecordedValue(
-                    case=f"{case}, {strategy}",
-                    metric=f"{timed}_s" if timed else "samples_per_s",
-                    value=value,
-                    device=device,
-                    gpus=gpus,
-                    published=figure,
-                ),
+            recorded = RecordedValue(
+                case=f"{case}, {strategy}",
+                metric=f"{timed}_s" if timed else "samples_per_s",
+                value=value,
+                device=device,
+                gpus=gpus,
+                published=figure,
             )
+            yield day, recorded

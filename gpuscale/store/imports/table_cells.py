@@ -128,11 +128,10 @@ class Problems:
 def rows_in(
     text: str, asked: Mapping[str, str], problems: Problems
 ) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return the valid columns of the only table in a text, and its rows.
+    """Return the valid columns of the only table in a text, in Markdown or else CSV, and its rows.
 
-    If there is no Markdown table, the whole text is read as one CSV table, whose delimiter is the
-    most frequent of comma, semicolon and tab in the first line. `asked` gives the meaning of some
-    headers: `name`, `skip`, or a known header.
+    The delimiter of CSV is the most frequent of comma, semicolon and tab in the first line. `asked`
+    gives the meaning of some headers: `name`, `skip`, or a known header.
     """
     lines = text.removeprefix("\ufeff").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -238,12 +237,9 @@ def _column_asked_for(header: str, meaning: str | None) -> TableColumn:
     if meaning is not None:
         problem = f"--column: '{meaning}' is neither name, nor skip, nor a known header"
         raise DecodeError("", f"{problem} (docs/baselines.md)")
-    name = shlex.quote(f"{header}=name")
-    raise DecodeError(
-        "",
-        f"not known; make it part of the row's name with --column {name}, or leave it out: "
-        f"{_skip(header)}",
-    )
+    named = f"--column {shlex.quote(f'{header}=name')}"
+    problem = f"not known; make it part of the row's name with {named}"
+    raise DecodeError("", f"{problem}, or leave it out: {_skip(header)}")
 
 
 def _skip(header: str) -> str:
