@@ -107,7 +107,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """Like `lost`, but also None if the present level has lasted for more than 15 nights."""
+        """The loss as in `lost`, unless the present level has lasted for more than 15 nights."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property

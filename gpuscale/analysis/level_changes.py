@@ -27,14 +27,15 @@ _STEP_ALARMS = 0.002
 """One-sided significance level of testing two nights for a step. It is divided by the number of
 nights before them, so that a long series adds few false alarms."""
 _FAR = 5 / 3
-"""Factor for a change of level if the two nights that show it disagree: one may be an outlier."""
+"""Factor on the required size of a step if the two nights that show it disagree, since one may be
+an outlier."""
 _FEW_NIGHTS = 9
 """Minimum number of nights for which mean and deviation are used; medians are used for fewer, since
 a change among few nights would hide in their deviation."""
 _FEW_DEVIATIONS = 2.42
 _OF_FEW_NIGHTS = 6.5
-"""After few nights, a step must be larger than `_FEW_DEVIATIONS` * (1 + `_OF_FEW_NIGHTS` / nights)
-standard deviations."""
+"""Allowance for short series: a step must be larger than `_FEW_DEVIATIONS` * (1 +
+`_OF_FEW_NIGHTS` / nights) standard deviations."""
 _FEWEST_LASTING = 3
 """Minimum number of nights on a new level for the t test."""
 _LASTING_CONFIDENCE = 1 - 1e-5

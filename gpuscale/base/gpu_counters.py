@@ -65,9 +65,9 @@ class Field:
     """Name shown to people; counters with the same label share a line of output."""
     quantity: CounterQuantity
     when: Literal["windows", "load", "run"]
-    """When the counter is read. `windows`: at each tick inside timed windows. `load`: once a second
-    from the start of the first window to the end of the last. `run`: once a second from warm-up to
-    the end of the run."""
+    """Time at which the counter is read. `windows`: at each tick inside timed windows. `load`: once
+    a second from the start of the first window to the end of the last. `run`: once a second from
+    warm-up to the end of the run."""
     reduce: Literal["mean", "max", "min", "increase", "shares"]
     queries: tuple[Query, ...] = ()
     """Queries of NVML and of AMD SMI, newest first. A vendor has none if a method of its device
@@ -88,8 +88,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's answers about one device at one time, keyed by `Field.moment`."""
 
     answers: dict[str, Any] = {}
-    """Answer for each key: a number, the active clock event reasons, or a flag for each link that
-    is true if the link is active."""
+    """Answer for each key: a number, the active clock event reasons, or one flag per link (True if
+    the link is active)."""
     absent: dict[str, str] = {}
     """Reason that the driver gave for each missing answer, under the key of that answer."""
 

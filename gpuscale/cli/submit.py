@@ -174,7 +174,10 @@ def _count_cases(request: JobRequest) -> int:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print what would be submitted, and ask the user for a confirmation unless `yes` is set."""
+    """Print what would be submitted; return True if `yes` is set or the user confirms.
+
+    Raise a UsageError if there is no terminal to ask in.
+    """
     say(announcement)
     if yes:
         return True

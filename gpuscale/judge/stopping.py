@@ -57,7 +57,7 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """Whether a row needs more runs in a session and, if not, the reason."""
+    """Status of a row in a session: it needs more runs, or the reason why it needs none."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"

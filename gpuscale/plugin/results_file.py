@@ -75,8 +75,8 @@ class Recorder:
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
         """Record a digest of each file with a case, and of each script that a command names.
 
-        Files of one name are named with the folders that distinguish them. Raise a UsageError if
-        one differs from that of a resumed file.
+        Case files that share a name are recorded with the folders that distinguish them. Raise a
+        UsageError if a digest differs from the one in a resumed results file.
         """
         requests = [*requests]
         cases = {Path(each.case_file) for each in requests if each.command is None}

@@ -137,7 +137,7 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return the reason why an item executes no run, apart from the stopping rule."""
+        """Return the reason, other than the stopping rule, why an item executes no run, or None."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -155,7 +155,7 @@ class RunMaker:
         return None
 
     def reason_to_stop(self, plans: Sequence[ItemPlan | None]) -> str | None:
-        """Return why all planned runs would fail; None if one may succeed, or is no run (None)."""
+        """Return the reason why all plans would fail; None if one may succeed or a plan is None."""
         broken = [plan and broken_by(plan.key, self.recorder.new_runs) for plan in plans]
         if not all(broken):
             return None

@@ -115,7 +115,7 @@ class Remedy(msgspec.Struct, frozen=True):
     scripts: tuple[str, ...] = ()
     """Files of the case or command whose content changed, which are to be looked at first."""
     is_idle: bool = False
-    """True if no other process was busy on any host, so that looking for one is no use."""
+    """True if no other process was busy on any host, so there is no point in looking for one."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):

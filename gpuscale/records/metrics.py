@@ -55,8 +55,8 @@ class OpenMetric(Record, frozen=True, kw_only=True):
     unit: Line = ""
     more_is_better: bool
     scaling: Literal["rate", "weak", "strong"] | None = None
-    """How the values on different numbers of GPUs give a speedup: as a rate over all GPUs, or as a
-    time for the same work per GPU (weak) or in total (strong); None if they give no speedup."""
+    """Relation of the metric to speedup: a rate over all GPUs, or a time for the same work per GPU
+    (weak) or in total (strong); None if the metric gives no speedup."""
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.more_is_better != (self.scaling == "rate"):

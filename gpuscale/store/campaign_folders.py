@@ -52,7 +52,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     night: Line
     """Outcome of the nightly run, in words."""
     unjudged: Line | None = None
-    """What to do about a complete night that was not judged; None for other nights."""
+    """Advice for a complete night that was not judged; None for other nights."""
     exit: int | None = None
     """Exit code of the nightly run."""
     pytest_exit: int | None = None

@@ -237,7 +237,7 @@ class AlternatingTrials:
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
         """Measure each environment's log step time once; return None if one cannot be measured.
 
-        The caller reverses the order (`backwards`) in every other round, to cancel a drift.
+        The caller reverses the order (`backwards`) in every other round, to cancel drift.
         """
         made: list[float] = []
         for side in sides[::-1] if backwards else sides:

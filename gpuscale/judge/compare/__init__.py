@@ -225,7 +225,7 @@ def judged_nights(
 
 
 def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
-    """If earlier nights lack the row, make the reason mention these nights, not a baseline."""
+    """Make the reason mention earlier nights, not a baseline, if these nights lack the row."""
     codes = {"no_entry": "no_earlier_night", "no_entry_alike": "no_earlier_night_alike"}
     reason = Statement(codes.get(entry.reason.code, entry.reason.code), entry.reason.facts)
     return replace(entry, reason=reason)

@@ -24,7 +24,7 @@ _OTHER_LEVEL = 0.01
 _LARGEST_DEVIATION = 0.5
 """Largest relative deviation assumed between nights."""
 _FEWEST_RESIDUALS = 3
-"""Smallest number of degrees of freedom that tells how much nights deviate."""
+"""Minimum number of degrees of freedom for estimating the deviation between nights."""
 
 
 class EarlierNights(NamedTuple):

@@ -143,7 +143,7 @@ def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """State the largest source of a gain's variance: runs of a side, nights, or other rows.
+    """Return a statement on the largest source of a gain's variance: runs, nights or other rows.
 
     `gain` already includes `further_runs` of the current side.
     """

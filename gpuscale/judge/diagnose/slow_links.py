@@ -171,7 +171,7 @@ def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
 def _shared_switch(
     hosts: Collection[str], nodes: Sequence[NodeProbe], switches: Mapping[str, str]
 ) -> str | None:
-    """Return the leaf switch, if known, that connects these hosts and no others of the job."""
+    """Return the leaf switch, if known, that connects these hosts and no other hosts of the job."""
     leaf_of = {node.host: switches.get(node.host.partition(".")[0]) for node in nodes}
     leaves = {leaf_of[host] for host in hosts}
     others = {leaf for host, leaf in leaf_of.items() if host not in hosts}

@@ -23,9 +23,11 @@ _PRIOR_DF = 3.0
 _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
 _OTHER_PHASES = 0.2
-"""A phase is named if all others together have at most this share of the lost computing time."""
+"""Largest share of the lost computing time that all other phases together may have if a phase is
+named."""
 _LAG_FRACTION = 0.5
-"""A rank is a straggler in a run if it lags by at least this fraction of the skew."""
+"""Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
+of the mean excess skew above which a run's skew is unusual."""
 _RUN_FRACTION = 2 / 3
 """A straggler lags in at least this fraction of the runs with unusual skew."""
 _RankId = tuple[str, tuple[str, ...], int | None]
@@ -102,8 +104,8 @@ def changes_of(
 def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part, PartChange]:
     """Undo the apparent shift of time from communication to computing if communication was hidden.
 
-    Anything that slows ranks on their own, such as late batches, hides their communication: it
-    seems to have vanished, and the pace (and with it computing) to have grown as much.
+    Anything that slows ranks independently, such as late batches, hides communication behind the
+    delay. Communication then seems to shrink, and computing to grow by the same amount.
     """
     computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
     if computing is None or communication is None:

@@ -42,7 +42,7 @@ _JOBS: Mapping[str, str] = {
 
 @contextmanager
 def terminations_raised() -> Iterator[None]:
-    """While the context lasts, raise RunTerminated in the main thread on SIGTERM or SIGHUP."""
+    """Raise RunTerminated in the main thread on SIGTERM or SIGHUP while the context lasts."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise RunTerminated(number)

@@ -88,7 +88,10 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return the run of a command, based on the steps found in the command's output."""
+    """Return the run of a command, based on the steps in its output.
+
+    If the command prints metrics, the run has no windows.
+    """
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:

@@ -59,7 +59,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cores_per_rank: int | None = None
     """Number of cores per rank; None if ranks may use all cores of their parent process."""
     timed_out: bool = False
-    """With `END`: True if the run took too long, so that all ranks' logs and stacks are needed."""
+    """True in an `END` order if the run took too long, so that all logs and stacks are needed."""
     device: str = "auto"
     """The type of device that the job `describe` looks for: `auto`, or one of `DEVICES`."""
 
@@ -125,7 +125,7 @@ class Keepers:
             self._streams.append(cast("BinaryIO", stdin))
         self.started: dict[int, Answer] = {}
         self.output = ""
-        """Why the keepers cannot start ranks: their errors, or their log; empty if they can."""
+        """Reason why the keepers cannot start ranks: their errors or log; empty if they can."""
         self.is_usable = True
         """False once a keeper has been lost or may be broken: the next run needs new keepers."""
         self._lines: deque[bytes] = deque()

@@ -12,7 +12,7 @@ _ENDINGS = {
 }
 """Reasons why a job has ended, keyed by the negative exit codes that PBS itself assigns."""
 _KILLED = 256
-"""If a signal kills a job's shell, PBS reports this plus the signal number as the exit code."""
+"""Number that PBS adds to a signal's in the exit code if the signal kills a job's shell."""
 
 
 class Pbs(Scheduler):

@@ -1,4 +1,4 @@
-"""Where ranks run and meet: their hosts, the programs that start them, and the rendezvous."""
+"""Placement of ranks: their hosts, the programs that start them, and the rendezvous."""
 
 import fcntl
 import math

@@ -23,7 +23,7 @@ from gpuscale.measure.telemetry.device import Device, find_devices, open_smi
 
 _LONGEST_ORDER_BYTES = 65536
 HANG_S = 30
-"""If a reading takes longer than this number of seconds, SIGALRM ends the sampler."""
+"""Maximum duration of a reading, in seconds; SIGALRM ends the sampler if it is exceeded."""
 INSPECTION_S = 1.0
 """Seconds between readings of counters that rarely change, such as links and errors."""
 

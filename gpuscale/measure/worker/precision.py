@@ -45,7 +45,7 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
-    """Wrap the model to run under autocast if the precision is bf16 or fp16; else return it."""
+    """Return the model wrapped to run under autocast, or unchanged for fp32 and tf32."""
     return _Autocasting(model, precision, device_type) if precision in _AUTOCAST else model
 
 

@@ -98,7 +98,7 @@ class Series:
         self._latest.append(step)
 
     def median_speed(self, begin_s: float, end_s: float) -> float | None:
-        """Return the median samples/s reported between two times; None if reports are too few."""
+        """Return the median samples/s reported between two times; None after too few reports."""
         speeds = [
             speed
             for at_s, speed in self.speeds

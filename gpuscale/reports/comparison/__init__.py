@@ -1,4 +1,4 @@
-"""The content of a comparison report: its parts in order, their words, and the next step."""
+"""The content of a comparison report: its parts in order, their wording, and the next step."""
 
 import shlex
 from collections.abc import Container, Iterator, Sequence

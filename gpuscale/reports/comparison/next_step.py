@@ -1,4 +1,4 @@
-"""What to do next after a comparison."""
+"""Advice on the next step after a comparison."""
 
 import shlex
 from collections.abc import Container, Sequence

@@ -111,7 +111,7 @@ class Problems:
             self.found.append(DecodeError(place, error.problem, line=line))
 
     def raise_all(self) -> None:
-        """If there are problems, raise a `DecodeError` that lists each one with its lines."""
+        """Raise a `DecodeError` that lists each problem with its lines, if there are any."""
         lines: dict[tuple[str, str], list[int]] = defaultdict(list)
         for each in sorted(self.found, key=lambda problem: problem.line or 0):
             lines[each.place, each.problem].append(each.line or 1)

@@ -103,7 +103,10 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's `no_sync` context; null at the first call, as static graphs require."""
+        """Return DDP's `no_sync` context; at the first call, a context that does nothing.
+
+        Static graphs require that.
+        """
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph, torch records the graph in a first, synchronised backward pass.
