@@ -208,7 +208,7 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     busy = NodeEvidence(host="node1", load=HostLoad(other_cores=1.7, cores=2))
     runs = tuple(replace(run, nodes=(busy,)) for run in noisy.runs)
     shell.write("noisy", replace(noisy, runs=runs))
-    waiting = "written: wait until the host is idle (1.7 of 2 cores used by others); add runs"
+    waiting = "written: wait until the host is idle (1.7 of 2 cores used by others), and measure"
     assert waiting in " ".join(shell(*command).stderr.split())
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")

@@ -169,7 +169,7 @@ class Case(Tiny):
     write_case(tmp_path, fewer)
     (run,) = run_pytest(tmp_path, *QUICK, "--gpus", "1").results.runs
     assert known(run.failure).message.endswith(
-        "The labels are 0 to 9 (`classes` is 10), the model's outputs 5: set `classes = 5` in Case."
+        "; labels are 0 to 9 (`classes` is 10), the model has 5 outputs: change one of the two"
     )
 
 

@@ -93,13 +93,12 @@ def _record(arguments: argparse.Namespace) -> int:
         wanted = f"add runs (--runs {more} --resume {file})"
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
-        remedy = (
-            f"{wanted} while nothing else runs, or longer ones (--run-seconds), or take it with "
-            "--weak"
-        )
+        wanted += " while nothing else runs, or longer ones (--run-seconds)"
         if busy := busy_hosts(baseline.runs):
-            remedy = f"wait until the host is idle ({load_text(busy[0][1])}); {remedy}"
-        validate_strength(losses, remedy, {})
+            # Further runs would not take the busy ones out of the file.
+            load = load_text(busy[0][1])
+            wanted = f"wait until the host is idle ({load}), and measure into a new file"
+        validate_strength(losses, f"{wanted}, or take it with --weak", {})
     _write_new(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")

@@ -77,7 +77,9 @@ class RankFiles:
         elif detail:
             line = line_of_user(error)
             place = f" on {host}" if self.directory.launched.path.exists() else ""
-            message = f"rank {self.rank}{place} raised {message}{too_few_outputs(error)}"
+            message = (
+                f"rank {self.rank}{place} raised {message.rstrip('.')}{too_few_outputs(error)}"
+            )
             message = message if line is None else f"{line}: {message}"
         failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
         self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))

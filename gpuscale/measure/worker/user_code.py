@@ -70,7 +70,7 @@ def line_of_user(error: BaseException) -> str | None:
 
 
 def too_few_outputs(error: BaseException) -> str:
-    """Return what to set if a loss failed on labels that the model has no output for, or ''."""
+    """Return the reason if a loss failed on labels that the model has no output for, or ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         case = frame.f_locals.get("self")
         if isinstance(case, TrainingCase) and frame.f_code is getattr(case.loss, "__code__", None):
@@ -79,9 +79,8 @@ def too_few_outputs(error: BaseException) -> str:
             if has_own_labels or not isinstance(output, torch.Tensor) or output.ndim != 2:
                 return ""
             outputs, labels = output.shape[1], case.classes
-            are = f" The labels are 0 to {labels - 1} (`classes` is {labels}), the model's outputs"
-            to_set = f"set `classes = {outputs}` in {type(case).__name__}"
-            return f"{are} {outputs}: {to_set}." if outputs < labels else ""
+            are = f"labels are 0 to {labels - 1} (`classes` is {labels}), the model has {outputs}"
+            return f"; {are} outputs: change one of the two" if outputs < labels else ""
     return ""
 
 
