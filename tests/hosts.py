@@ -84,12 +84,9 @@ class Host:
             time.sleep(0.01)
 
     def limit_link(self, rate: str) -> None:
-        """Limit what this host sends to `rate`, such as `100mbit`; `none` lifts the limit."""
-        if rate == "none":
-            _on(self, "tc", "qdisc", "del", "dev", "eth0", "root")
-        else:
-            limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
-            _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
+        """Limit what this host sends to `rate`, such as `100mbit`."""
+        limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
+        _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
     def limit_uplink(self, rate: str, *, beyond: Sequence["Host"], adapter: str) -> None:
         """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow.
@@ -105,85 +102,15 @@ class Host:
             match = f"dev eth0 parent 1: protocol ip u32 match ip dst {host.address} flowid 1:2"
             _on(self, "tc", "filter", "add", *match.split())
 
-    def lose_packets(self) -> None:
-        """Send through a queue of a few packets, which drops those that do not fit."""
-        limit = "root tbf rate 50mbit burst 16kb limit 20kb"
-        _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
-
-    def limit_cpu(self, group: "CpuGroup") -> None:
-        """Run the processes of this host, and those that they start, in a group with a quota."""
-        for pid in self._processes():
-            with contextlib.suppress(OSError):
-                group.add(pid)
-
     def bind(self, cpus: set[int]) -> None:
         """Run the processes of this host, and those that they start, on these CPUs alone."""
-        for pid in self._processes():
+        for pid in _processes_in_namespace("pid", Path(f"/proc/{self.pid}/ns/pid").readlink()):
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(pid, cpus)
 
-    def _processes(self) -> list[int]:
-        return _processes_in_namespace("pid", Path(f"/proc/{self.pid}/ns/pid").readlink())
-
-    def mount_over(self, place: Path, source: Path | None = None) -> None:
-        """On this host only, show another file, or an empty folder, in place of a file or folder.
-
-        Args:
-            place: The file, or the folder, to hide.
-            source: The file to show there; None hides a folder.
-        """
-        if source is None:
-            _on(self, "mount", "-t", "tmpfs", "none", str(place))
-        else:
-            _on(self, "mount", "--bind", str(source), str(place))
-
-
-@dataclass(frozen=True, slots=True)
-class CpuGroup:
-    """A control group (v1 or v2), whose processes share the cores with others by its weight."""
-
-    folder: Path
-
-    def add(self, pid: int) -> None:
-        """Move a process into the group."""
-        (self.folder / "cgroup.procs").write_text(str(pid))
-
-    def limit(self, cores: float | None) -> None:
-        """Let all processes of the group together use this many cores; None lifts the limit."""
-        # Short periods: a step that waits in every one is slow, not now and then interrupted.
-        period_us = 10_000
-        quota_us = None if cores is None else int(cores * period_us)
-        if (self.folder / "cpu.max").exists():
-            (self.folder / "cpu.max").write_text(f"{quota_us or 'max'} {period_us}")
-        else:
-            (self.folder / "cpu.cfs_period_us").write_text(str(period_us))
-            (self.folder / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
-
-
-@contextmanager
-def cpu_groups(*names: str, times_weight: int = 50) -> Iterator[list[CpuGroup]]:
-    """Control groups that get more of the cores than one process outside of them."""
-    root = Path("/sys/fs/cgroup")
-    if (is_new := (root / "cgroup.controllers").exists()) and os.geteuid() == 0:
-        (root / "cgroup.subtree_control").write_text("+cpu")
-    elif not is_new:
-        root = root / "cpu"
-    folders = [root / f"gpuscale-{os.getpid()}-{name}" for name in names]
-    try:
-        for folder in folders:
-            folder.mkdir()
-            weight, usual = ("cpu.weight", 100) if is_new else ("cpu.shares", 1024)
-            (folder / weight).write_text(str(usual * times_weight))
-        yield [*map(CpuGroup, folders)]
-    except OSError as error:
-        skip_unless_required(f"no control groups of CPUs here: {error}")
-    finally:
-        for folder in folders:
-            # The processes have ended with their hosts, or go on outside.
-            with contextlib.suppress(OSError):
-                for pid in (folder / "cgroup.procs").read_text().split():
-                    (root / "cgroup.procs").write_text(pid)
-                folder.rmdir()
+    def mount_over(self, place: Path, source: Path) -> None:
+        """On this host only, show another file or folder in place of one."""
+        _on(self, "mount", "--bind", str(source), str(place))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,10 +176,8 @@ def cluster_of(
         login, *nodes = start_hosts(stack, directory, names)
         told = {name: text.format(directory=directory) for name, text in variables.items()}
         environment = {**outside_environment(), **told}
-        yield (
-            Cluster(directory=directory, login=login, nodes=nodes, environment=environment),
-            stack,
-        )
+        cluster = Cluster(directory=directory, login=login, nodes=nodes, environment=environment)
+        yield cluster, stack
 
 
 def outside_environment() -> dict[str, str]:
@@ -349,7 +274,6 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def _processes_in_namespace(kind: str, name: Path) -> list[int]:
-    """Numbers of the living processes in a namespace."""
     found = []
     for entry in Path("/proc").iterdir():
         # The namespace of a process that has ended cannot be read.

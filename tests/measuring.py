@@ -60,14 +60,11 @@ busy machine does makes the steps of a run differ, which is no failure but where
 
 @dataclass(frozen=True)
 class Session:
-    """Exit code, output and files of a pytest process."""
-
     exit_code: int
     output: str
     folder: Path
 
     def ended(self, exit_code: int = 0) -> "Session":
-        """This session, which is expected to have ended with an exit code."""
         assert self.exit_code == exit_code, self.output
         return self
 
@@ -90,7 +87,6 @@ def pytest_command(*arguments: str) -> list[str]:
 
 
 def run_pytest(folder: Path, *arguments: str, **variables: str) -> Session:
-    """Run pytest in `folder`, with further variables."""
     return _run(folder, *PYTEST, *arguments, **variables)
 
 
@@ -135,6 +131,13 @@ class {name}(CommandCase):
 def test_{name.lower()}(scaling):
     scaling()
 """
+
+
+def emulated_gpus(count: int) -> dict[str, str]:
+    """The variables of a machine with GPUs of tests/cuda_emulation."""
+    tests = REPOSITORY / "tests"
+    path = os.pathsep.join(map(str, (tests / "cuda_emulation", tests, REPOSITORY)))
+    return {"PYTHONPATH": path, "EMULATED_CUDA_DEVICES": str(count)}
 
 
 def heed_interrupts() -> None:

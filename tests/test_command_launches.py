@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
-from measuring import command_case, pytest_command, write_case
+from hosts import LIMIT_S, Cluster, processes_in, within_limit
 from nccl_speaks import SAID, SPEAK
 from slurm_cluster import TWO_NODES, slurm_cluster
 from statements import known
@@ -71,13 +70,10 @@ ALL_HANG = TRAIN.replace("if step == 20 and rank == ranks - 1", "if step == 20")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Two nodes, across which a launcher starts commands."""
-
     launcher: str
     cluster: Cluster
 
     def session(self, *command: str) -> tuple[str, ...]:
-        """Return the words that run a command in an allocation of both nodes."""
         return (*(ALLOCATE if self.launcher == "slurm" else ()), *command)
 
     def words(self, launch: str) -> tuple[str, ...]:
@@ -180,47 +176,6 @@ def test_a_hang_ends_at_the_timeout_on_all_nodes(site: Site, tmp_path: Path, lau
     assert (failure.kind, failure.rank) == ("timeout", None)
     assert "the command was not done after 40 s" in failure.message
     assert "batch 21 does not come" in failure.detail
-
-
-def test_a_case_in_a_file_says_how_it_is_launched(site: Site, tmp_path: Path) -> None:
-    command = " ".join((*ON_ALL_NODES[site.launcher], *TORCHRUN))
-    (tmp_path / "test_train.py").write_text(command_case("Train", command, launch="once"))
-    (tmp_path / "train.py").write_text(HEALTHY)
-    session = pytest_command("--gpus", "4", "--launcher", site.launcher, *OPTIONS, *INTO_FILE)
-    ended(site.cluster.run(*site.session(*session), folder=tmp_path))
-    assert runs_in(tmp_path)[0].is_valid
-
-
-@pytest.mark.parametrize("site", ["slurm"], indirect=True)
-@pytest.mark.parametrize("kind", ["case", "command"])
-def test_mpirun_starts_ranks_in_a_job_of_slurm(site: Site, tmp_path: Path, kind: str) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    (tmp_path / "train.py").write_text(HEALTHY)
-    across = ("--launcher", "mpirun", "--gpus", "4", *OPTIONS, *INTO_FILE)
-    run = (sys.executable, "-m", "gpuscale", "run", *across, "--", *TORCHRUN)
-    session = pytest_command(*across) if kind == "case" else run
-    ended(site.cluster.run(*ALLOCATE, *session, folder=tmp_path))
-    hosts = [rank.host for rank in runs_in(tmp_path)[0].ranks]
-    assert sorted(map(str, hosts)) == ["n1", "n1", "n2", "n2"]
-    assert processes_in(tmp_path) == []
-
-
-@pytest.mark.parametrize("site", ["slurm"], indirect=True)
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        # Each node would start all ranks, in a world of its own.
-        (("--gpus", "4", "--", *TORCHRUN[:3], "--nproc-per-node={gpus}", "train.py"), "4 ranks in"),
-        (("--gpus", "1,4", "--", *TORCHRUN[:3], "train.py"), "write {gpus_per_node} where"),
-        (("--gpus", "4", "--", "srun", "python", "train.py"), "give the bare script, or --launch"),
-    ],
-)
-def test_a_command_that_would_start_other_ranks_is_refused(
-    site: Site, tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
-    code, shown = site.run(tmp_path, *words)
-    assert code != 0
-    assert said in " ".join(shown.split())
 
 
 @LAUNCHES

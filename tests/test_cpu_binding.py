@@ -1,13 +1,13 @@
 """--cpu-bind: which CPUs ranks get, what is recorded of them, and what cannot hold."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from builders import CNN, request
 from builders.network_tree import write
 from changing import replace
+from hosts import ended
 from measuring import pytest_command, run_pytest, write_case
 from slurm_cluster import slurm_cluster
 
@@ -58,9 +58,8 @@ def test_what_is_no_map_is_refused_by_option_and_profile(wrong: str) -> None:
 
 def test_cpus_outside_of_the_job_are_refused_in_one_line() -> None:
     absent = LAST + 7
-    with pytest.raises(
-        UsageError, match=f"CPU {absent} is not one of the job's on this node"
-    ) as why:
+    said = f"CPU {absent} is not one of the job's on this node"
+    with pytest.raises(UsageError, match=said) as why:
         bound_cpus(f"map_cpu:{absent}", (0,))
     assert allowed_cpus("self") in str(why.value)
     # A rank whose own CPUs are there can run.
@@ -127,40 +126,17 @@ def test_a_profile_hands_its_binding_to_pytest() -> None:
         assert (f"--cpu-bind {masks}" in script) == ("--cpu-bind" in script) == (binding == masks)
 
 
-STEPS = """
-import os, subprocess
-from gpuscale.measure.schedulers.placement import Placement
-from gpuscale.measure.schedulers.slurm import Slurm
-
-for ranks in (1, 2):
-    for is_bound in (False, True):
-        hosts = dict(hosts=("n1",), ranks=ranks, ranks_per_host=ranks)
-        placement = Placement(**hosts, cores_per_rank=1, is_bound_by_site=is_bound)
-        program = ["grep", "-h", "Cpus_allowed_list", "/proc/self/status"]
-        environment = {name: os.environ[name] for name in os.environ if Slurm().reaches(name)}
-        command = Slurm().arguments(program, placement)
-        seen = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
-        print(ranks, is_bound, *sorted(seen.split()[1::2]))
-"""
-
-
 @pytest.mark.scheduler
 def test_ranks_are_bound_as_the_site_binds_tasks_or_by_a_map(tmp_path: Path) -> None:
     case = write_case(tmp_path, "Case = Tiny")
-    program = tmp_path / "steps.py"
-    program.write_text(STEPS)
     allocate = ("salloc", "--quiet", "--nodes=1", "--exclusive")
     options = ("--gpus", "2", "--runs", "1", "--launcher", "slurm", "--device", "cpu")
     found = {}
     with slurm_cluster({"n1": "CPUs=2"}, task_plugin="task/affinity") as cluster:
-        steps = cluster.run(*allocate, sys.executable, str(program), folder=tmp_path).stdout
         for binding in ("site", "map_cpu:1,0"):
             file = tmp_path / f"{binding[:4]}.jsonl"
             own = ("--cpu-bind", binding, "--results", str(file))
-            session = cluster.run(
-                *allocate, *pytest_command(str(case), *options, *own), folder=tmp_path
-            )
-            assert session.returncode == 0, session.stdout
+            session = pytest_command(str(case), *options, *own)
+            ended(cluster.run(*allocate, *session, folder=tmp_path))
             found[binding] = [run.nodes[0].cpus for run in read_results(file).runs]
-    assert steps.splitlines() == ["1 False 0", "1 True 0", "2 False 0-1 0-1", "2 True 0 1"]
     assert found == {"site": [("0", "1")], "map_cpu:1,0": [("1", "0")]}

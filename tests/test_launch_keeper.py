@@ -96,12 +96,13 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(
     assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
     (node,) = directory.nodes()
     # The library of the tests has two processes on every device.
-    assert (node.host, node.load and node.load.gpu_processes) == (host, 2)
+    load = known(node.load)
+    assert (node.host, load.gpu_processes, load.other_cores is None) == (host, 2, False)
     assert "TCP" in [port.name for port in node.ports]
+    assert "kernel_options" in node.settings
     # What the rank started and left has ended with it.
-    assert not any(
-        b"sleep\x00613" in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
-    )
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not any(b"sleep\x00613" in words for words in running)
     (outcome,) = directory.outcomes.read()
     windows = outcome.measurement.windows
     first, last = windows[0], windows[-1]
@@ -119,14 +120,9 @@ def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(
 
 
 def hanging_rank(keepers: Keepers, directory: RunDirectory) -> int:
-    """Start a rank that hangs, and return its process id."""
     assert keepers.have_started(LIMIT_S)
-    keepers.send(
-        job="rank",
-        folder=str(directory.path),
-        assignment=FIRST,
-        variables=rank_variables(1, "127.0.0.1"),
-    )
+    variables = rank_variables(1, "127.0.0.1")
+    keepers.send(job="rank", folder=str(directory.path), assignment=FIRST, variables=variables)
     pid = directory.path.parent / "pid"
     assert within_limit(lambda: pid.exists() and pid.read_text() != "")
     return int(pid.read_text())

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hosts import Cluster, ended, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
-from nccl_speaks import CASE
 
 from gpuscale.base.host import allowed_cpus
 from gpuscale.store.results import read_results
@@ -99,9 +98,8 @@ def test_the_site_or_a_map_binds_the_ranks_of_each_host(cluster: Cluster, tmp_pa
 
     def bound(binding: str) -> "subprocess.CompletedProcess[str]":
         asked = pytest_command(*ACROSS, "--cpu-bind", binding, "--results", f"{binding[:4]}.jsonl")
-        return cluster.run(
-            *asked, folder=tmp_path, environment={"OMPI_MCA_hwloc_base_binding_policy": "core"}
-        )
+        by_core = {"OMPI_MCA_hwloc_base_binding_policy": "core"}
+        return cluster.run(*asked, folder=tmp_path, environment=by_core)
 
     for binding, cpus in (("site", HERE[:2]), (f"map_cpu:{LAST},{FIRST}", [LAST, FIRST])):
         ended(bound(binding))
@@ -111,20 +109,6 @@ def test_the_site_or_a_map_binds_the_ranks_of_each_host(cluster: Cluster, tmp_pa
     reason = f"--cpu-bind: CPU {LAST + 7} is not one of the job's on this node"
     assert [line for line in refused.stdout.splitlines() if line.startswith(reason)], refused.stdout
     assert "Traceback" not in refused.stdout
-
-
-@pytest.mark.scheduler
-@pytest.mark.parametrize("more", [(), ("--fresh-tasks",)], ids=["keepers", "fresh-tasks"])
-def test_each_host_keeps_what_nccl_says_there(
-    cluster: Cluster, tmp_path: Path, more: tuple[str, ...]
-) -> None:
-    network = "'Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0'"
-    direct = "('/GDRDMA' if socket.gethostname() == 'n1' else '')"
-    write_case(tmp_path, CASE.replace("*LINES", f"*LINES, {network} + {direct}"))
-    ended(cluster.run(*pytest_command(*ACROSS, *more), folder=tmp_path))
-    (run,) = read_results(tmp_path / "results.jsonl").runs
-    found = {node.host: node.connections["GDRDMA"] for node in run.nodes}
-    assert found == {"n1": "on", "n2": "off"}
 
 
 # The last rank has the lines, as with some frameworks; the others would go on for ever.

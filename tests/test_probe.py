@@ -1,13 +1,11 @@
-"""`gpuscale probe` on this machine and on real hosts, and what a comparison makes of its probes."""
+"""`gpuscale probe` on this machine, and what a comparison makes of its probes."""
 
 import json
 import math
 import os
 import random
-import re
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,7 @@ from builders.comparisons import view
 from builders.nights import Fault
 from changing import replace
 from command_line import TWO_CPU_RANKS, gpuscale, python_in, refusal
-from hosts import Cluster, CpuGroup, cpu_groups
 from measuring import run_gpuscale, run_pytest, write_case
-from slurm_cluster import slurm_cluster
 from statements import known
 
 from gpuscale.cli.inputs import read_content
@@ -36,21 +32,15 @@ DEVICES = [(f"nid{node:04}", gpu) for node in range(4) for gpu in range(4)]
 SPREAD, NOISE = 0.01, 0.002
 
 
-def probed(
-    chance: random.Random,
-    levels: dict[tuple[str, int], float],
-    name: str = MATRIX,
-    *,
-    repeats: int = 3,
-) -> list[Probe]:
+def probed(chance: random.Random, levels: dict[tuple[str, int], float]) -> list[Probe]:
     """Return one probe of each device, whose rates are its level with noise."""
     return [
         Probe(
-            name=name,
+            name=MATRIX,
             host=host,
             device=f"GPU {gpu}",
             uuid=f"GPU-{host}-{gpu}",
-            rates=tuple(1e13 * level * chance.lognormvariate(0, NOISE) for _ in range(repeats)),
+            rates=tuple(1e13 * level * chance.lognormvariate(0, NOISE) for _ in range(3)),
         )
         for (host, gpu), level in levels.items()
     ]
@@ -166,7 +156,6 @@ def test_every_probe_confirms_some_cause() -> None:
 
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Probes of this machine."""
     folder = tmp_path_factory.mktemp("probes")
     (folder / "data").mkdir()
     (folder / "data" / "batch").write_bytes(bytes(100_000))
@@ -216,11 +205,9 @@ class Case(Tiny):
     record = ("--cluster", "here", "--weak", "--output", "base.json")
     assert gpuscale("baseline", "record", "well.jsonl", *record, cwd=tmp_path).returncode == 0
     write_case(tmp_path, slow.format(0.15))
-    night = python_in(
-        tmp_path,
-        *("-m", "gpuscale", "night", "here", "1", "measure", *measure, "compare", "base.json"),
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    )
+    words = ("-m", "gpuscale", "night", "here", "1", "measure", *measure, "compare", "base.json")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    night = python_in(tmp_path, *words, PATH=path)
     (folder,) = (tmp_path / ".gpuscale/nightly/here").glob("*_1")
     assert night.returncode == 1, night.stdout
     said = (folder / "comparison.txt").read_text()
@@ -228,46 +215,3 @@ class Case(Tiny):
     assert "probe" in said, night.stdout
     kept = {probe.name for probe in read_content(folder / "results.jsonl").probes}
     assert kept == {"core", MATRIX, "memory"}
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with slurm_cluster({"n1": "CPUs=1", "n2": "CPUs=1"}) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def slow(cluster: Cluster) -> Iterator[CpuGroup]:
-    """Provide the control group of the first node's processes; those of the second have another."""
-    with cpu_groups("slow", "other") as (slow, other):
-        for node, group in zip(cluster.nodes, (slow, other), strict=True):
-            node.limit_cpu(group)
-        yield slow
-
-
-def probed_on(cluster: Cluster, name: str, *options: str) -> tuple[str, list[Probe]]:
-    """What a probe of both nodes prints, and its probes."""
-    (cluster.directory / f"{name}.jsonl").write_bytes(TWO_CPU_RANKS.read_bytes())
-    words = ("probe", f"{name}.jsonl", "--launcher", "slurm", "--seconds", "0.5", *options)
-    job = ("salloc", "--quiet", "--nodes=2", "--exclusive", sys.executable, "-m", "gpuscale")
-    answer = cluster.run(*job, *words)
-    assert answer.returncode in (0, 1), answer.stdout
-    kept = read_content(cluster.directory / f"{name}.probes.json")
-    return answer.stdout, [*kept.probes]
-
-
-@pytest.mark.scheduler
-def test_the_node_that_computes_slowly_and_the_node_with_a_slow_adapter_are_both_named(
-    cluster: Cluster, slow: CpuGroup
-) -> None:
-    _, before = probed_on(cluster, "well", "--only", f"{MATRIX},{SEND}")
-    cluster.nodes[1].limit_link("100mbit")
-    slow.limit(0.1)
-    text, after = probed_on(cluster, "sick", "--only", f"{MATRIX},{SEND}")
-    assert re.search(r"n1 takes .*× as long to compute", text)
-    assert re.search(r"n2 → n1 takes .*× as long as n1 → n2", text)
-    changes = [*probe_changes(before, after)]
-    for name, host in ((MATRIX, "n1"), (SEND, "n2")):
-        of_name = [each for each in changes if each.probe.name == name]
-        # On a busy machine the loss may lie within the noise.
-        assert min(of_name, key=lambda each: each.change.value).probe.host == host

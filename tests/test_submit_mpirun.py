@@ -4,13 +4,13 @@ Grid Engine is real. No package index has PBS: three scripts stand in for its co
 the job on its first host, as PBS does, and answer in the words of its `qstat -f`.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from changing import replace
+from ci_checkout import write_program
 from hosts import Cluster, processes_in
 from sge_cluster import PARALLEL_ENVIRONMENT, sge_cluster
 from site_folder import (
@@ -66,9 +66,7 @@ def pbs_cluster(folder: Path) -> Iterator[Cluster]:
     with open_mpi(folder) as cluster:
         for name, script in (("qsub", QSUB), ("qstat", QSTAT)):
             command = cluster.directory / "bin" / name
-            command.parent.mkdir(exist_ok=True)
-            command.write_text(script.format(folder=cluster.directory))
-            command.chmod(0o755)
+            write_program(command, script.format(folder=cluster.directory))
         path = f"{cluster.directory / 'bin'}:{cluster.environment['PATH']}"
         yield replace(cluster, environment={**cluster.environment, "PATH": path})
 
@@ -111,23 +109,3 @@ def test_a_job_measures_each_launch_across_its_hosts(
     assert all(run.is_valid for run in runs.values())
     assert runs.keys() == {"case", "on_each_node", "by_its_own_mpirun"}
     assert processes_in(site) == []
-
-
-@pytest.mark.parametrize("scheduler", ["sge"], indirect=True)
-def test_a_job_has_not_ended_when_its_tasks_on_other_nodes_have(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    job = tmp_path / "job.sh"
-    job.write_text(
-        "for host in $(cut -d' ' -f1 $PE_HOSTFILE); do qrsh -inherit $host true; done\n"
-        f"touch {tmp_path}/tasks_ended; sleep 4; exit 3\n"
-    )
-    options = ("-terse", "-cwd", "-S", "/bin/bash", "-pe", PARALLEL_ENVIRONMENT, "4")
-    number = cluster.run("qsub", *options, str(job), folder=tmp_path).stdout.strip()
-    question = (
-        "from pathlib import Path; from gpuscale.cli.submit import _followed; "
-        "from gpuscale.measure.schedulers import SCHEDULERS; "
-        f"print(_followed(SCHEDULERS['sge'], '{number}', Path('none')).exit_code)"
-    )
-    cluster.wait_until_ready((tmp_path / "tasks_ended").exists)
-    assert cluster.run(sys.executable, "-c", question).stdout.splitlines()[-1] == "3"
