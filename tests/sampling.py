@@ -3,12 +3,15 @@
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from hosts import within_limit
 
-from gpuscale.measure.telemetry.sampler import SamplingOrder
+from gpuscale.measure.telemetry.sampler import SamplingOrder, read_samples
+from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
 SERVE = (
     "import socket, sys; from gpuscale.measure.telemetry import sampler\n"
@@ -43,3 +46,25 @@ class Sampler:
             while self.pipe.recv(100) not in (b"done", b""):
                 pass
         return self.process.wait()
+
+
+def sampled(output: Path, addresses: Mapping[str, str | None], ticks: int) -> TelemetryReport:
+    """Sample devices for some ticks, and summarise all of them."""
+    began = time.time()
+    sampler = Sampler(addresses, output, 0.01)
+    try:
+        assert within_limit(lambda: lines_of(output) > ticks or _is_absent(output))
+    finally:
+        assert sampler.stop() == 0
+    return summarize(output, uuids=[*addresses], intervals=[(began, time.time())])
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def _is_absent(output: Path) -> bool:
+    """True once the header says that no device can be sampled."""
+    header, _ = read_samples(output)
+    devices = header and header.devices.values()
+    return header is not None and all(device.absent for device in devices or ())

@@ -1,18 +1,14 @@
 """Counters of AMD's GPUs, by the real binding on the AMD SMI library of the tests."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from amdsmi_library.library import Answers, Layouts, mi250x, mi300x, write_fleet
 from command_line import python
-from hosts import within_limit
-from sampling import Sampler
+from sampling import sampled
 from test_doctor import doctor
-
-from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED = 2, 10, 34
 FIRST, SECOND = "0000:c1:00.0", "0000:c6:00.0"
@@ -23,7 +19,6 @@ Fleet = Callable[..., None]
 def fleet(
     amd_library: tuple[Path, Layouts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Fleet:
-    """Puts GPUs into this machine."""
     root, layouts = amd_library
     monkeypatch.setenv("ROCM_PATH", str(root))
 
@@ -34,30 +29,14 @@ def fleet(
     return put
 
 
-def sample(folder: Path, addresses: Mapping[str, str | None]) -> TelemetryReport:
-    """Samples devices, and summarises all samples."""
-    output = folder / "samples.jsonl"
-    started = time.time()
-    sampler = Sampler(addresses, output, 0.01)
-    try:
-        assert within_limit(lambda: output.exists() and output.read_text().count("\n") >= 12)
-    finally:
-        sampler.stop()
-    return summarize(output, uuids=[*addresses], intervals=[(started, time.time())])
-
-
-def printed(code: str) -> str:
-    """What Python code prints in a process of its own."""
-    return python("-c", code).stdout
-
-
 def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     # AMD SMI's numbers and UUIDs are others than HIP's, and nothing else says which is which.
     other = mi300x(0xC1, amdsmi_get_gpu_activity={"gfx_activity": 50})
     fleet(other, mi300x(0xC6))
-    report = sample(tmp_path, {"hip-0": SECOND, "hip-1": FIRST.upper(), "hip-2": "0000:ff:00.0"})
+    addresses = {"hip-0": SECOND, "hip-1": FIRST.upper(), "hip-2": "0000:ff:00.0"}
+    report = sampled(tmp_path / "samples", addresses, 12)
     one, two, unknown = report.gpu_summaries
     assert report.driver_version == "6.12.12"
     assert (one.name, one.absent) == ("AMD Instinct MI300X", ())
@@ -87,7 +66,7 @@ def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
 
 def test_the_power_of_half_a_module_is_named_as_not_measured(fleet: Fleet, tmp_path: Path) -> None:
     fleet(mi250x(0xC1))
-    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
+    (gpu,) = sampled(tmp_path / "samples", {"a": FIRST}, 12).gpu_summaries
     why = "AMD SMI measures it for both devices of a module together"
     named = [f"{name}: {why}" for name in ("power", "energy", "power limit")]
     assert [reason for reason in gpu.absent if why in reason] == named
@@ -97,16 +76,14 @@ def test_the_power_of_half_a_module_is_named_as_not_measured(fleet: Fleet, tmp_p
 
 
 def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path: Path) -> None:
-    modes = {
-        "amdsmi_get_gpu_compute_partition": {"": "CPX"},
-        "amdsmi_get_gpu_memory_partition": {"": "NPS4"},
-    }
-    fleet(mi300x(0xC1, **modes), mi300x(0xC6))
-    gpu, _ = sample(tmp_path, {"a": FIRST, "b": SECOND}).gpu_summaries
+    modes = {"compute": "CPX", "memory": "NPS4"}
+    answers = {f"amdsmi_get_gpu_{kind}_partition": {"": mode} for kind, mode in modes.items()}
+    fleet(mi300x(0xC1, **answers), mi300x(0xC6))
+    gpu, _ = sampled(tmp_path / "samples", {"a": FIRST, "b": SECOND}, 12).gpu_summaries
     why = "AMD SMI counts for the whole GPU, which other partitions (CPX/NPS4) share"
     assert (gpu.absent, gpu.values) == ((f"device: {why}",), {})
     code = "from gpuscale.measure.worker.gpus import known_to_driver; print(known_to_driver())"
-    told = printed(code)
+    told = python("-c", code).stdout
     assert "'smi': 'AMD SMI', 'smi_index': 0, 'pci_address': '0000:c1:00.0'" in told
     assert "'partition': 'CPX/NPS4'" in told
 
@@ -124,7 +101,8 @@ def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
             amdsmi_get_power_info={"average_socket_power": 300, "current_socket_power": 0xFFFF},
         )
     )
-    (gpu,) = sample(tmp_path, {"a": FIRST, "b": None}).gpu_summaries[:1]
+    gpu, unknown = sampled(tmp_path / "samples", {"a": FIRST, "b": None}, 12).gpu_summaries
+    assert "torch does not report the PCI address of b" in unknown.absent[0]
     assert set(gpu.absent) == {
         "utilization: not reported",
         "temperature: Feature not supported",
@@ -141,13 +119,7 @@ def test_energy_is_counted_in_units_of_the_gpu(fleet: Fleet) -> None:
         "    print(gpu.read().answers['energy_j'])\n"
     )
     # A billion units of 15.25 microjoules, and a million more at each call.
-    assert float(printed(code)) == pytest.approx(15250, abs=100)
-
-
-def test_a_torch_without_pci_addresses_is_named(fleet: Fleet, tmp_path: Path) -> None:
-    fleet(mi300x(0xC1))
-    report = sample(tmp_path, {"a": FIRST, "b": None})
-    assert "torch does not report the PCI address of b" in report.gpu_summaries[1].absent[0]
+    assert float(python("-c", code).stdout) == pytest.approx(15250, abs=100)
 
 
 def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_them(
@@ -158,7 +130,7 @@ def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_t
         mi300x(0xC1, amdsmi_gpu_xgmi_error_status={"": 1}, amdsmi_get_gpu_xgmi_link_status=links),
         mi300x(0xC6),
     )
-    (gpu,) = sample(tmp_path, {"a": FIRST}).gpu_summaries
+    (gpu,) = sampled(tmp_path / "samples", {"a": FIRST}, 12).gpu_summaries
     assert gpu.values["xgmi_active_min"] == 6
     assert gpu.values["xgmi_errors"] >= 1
     code, text = doctor()
@@ -191,7 +163,7 @@ def test_gpus_whose_addresses_amd_smi_withholds_are_unreachable(fleet: Fleet) ->
         "from gpuscale.measure.telemetry.device import find_devices, open_smi\n"
         f"with open_smi() as smi:\n    print(find_devices(smi, {{'a': {FIRST!r}}})['a'])\n"
     )
-    said = printed(code_of_sampler)
+    said = python("-c", code_of_sampler).stdout
     assert said == "AMD SMI cannot list the GPUs: Permission Denied\n"
 
 
@@ -234,6 +206,4 @@ def test_rocms_own_binding_comes_first(tmp_path: Path) -> None:
         "try:\n    amd.start()\nexcept Exception as error:\n    print(error)\n"
     )
     said = python("-c", code, ROCM_PATH=str(tmp_path)).stdout
-    assert said == (
-        "AMD SMI's binding and library are of different releases: amdsmi_new: undefined symbol\n"
-    )
+    assert said.startswith("AMD SMI's binding and library are of different releases: amdsmi_new: ")

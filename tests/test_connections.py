@@ -1,6 +1,5 @@
 """Changes of NCCL's connections: evidence if communication takes longer, and shown with phases."""
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from builders import CNN, phased_run, phases, results, shown_text
 from builders.causes import SLOW_LINK, diagnosed, night_of, well
 from changing import replace
-from measuring import Session, run_pytest, write_case
+from measuring import Session, command_case, run_pytest, write_case
 from nccl_speaks import CASE, SAID, SPEAK
 from test_diagnose_causes import row, step
 
@@ -58,21 +57,9 @@ def evidence(
     ("worse", "said"),
     [
         ({"NVLS": "off"}, ["NVLS on → off"]),
-        ({"NVLS channels": "8"}, ["NVLS channels 16 → 8"]),
         ({"GDRDMA": "partly"}, ["GDRDMA on → partly"]),
-        ({"channels": "16"}, ["channels 24 → 16"]),
-        (
-            {"transport between nodes": "NET/Socket", "GDRDMA": "off"},
-            ["GDRDMA on → off", "transport between nodes NET/IB → NET/Socket"],
-        ),
-        (
-            {"rings": "6 × 11/11 GB/s over PHB/SYS"},
-            ["rings 12 × 22/22 GB/s over NVL/PIX → 6 × 11/11 GB/s over PHB/SYS"],
-        ),
-        (
-            {"library": "NCCL 2.29.3+cuda13.1"},
-            ["library NCCL 2.28.9+cuda13.0 → NCCL 2.29.3+cuda13.1"],
-        ),
+        ({"channels": "16", "GDRDMA": "off"}, ["GDRDMA on → off", "channels 24 → 16"]),
+        ({"library": "NCCL 2.29.3"}, ["library NCCL 2.28.9+cuda13.0 → NCCL 2.29.3"]),
         ({}, []),
     ],
 )
@@ -105,10 +92,8 @@ def test_a_change_on_some_nodes_names_them() -> None:
 
 def test_a_comparison_has_the_change_below_its_cause() -> None:
     rng = np.random.default_rng(1)
-    before, now = (
-        well(rng, [1, 4], deviation=0.003),
-        night_of(rng, [4], 6, SLOW_LINK, deviation=0.003),
-    )
+    before = well(rng, [1, 4], deviation=0.003)
+    now = night_of(rng, [4], 6, SLOW_LINK, deviation=0.003)
 
     def on_nodes(runs: tuple[Run, ...], **said: Said) -> tuple[Run, ...]:
         return tuple(replace(each, nodes=nodes(**said)) for each in runs)
@@ -146,9 +131,8 @@ def said_in(session: Session) -> list[Mapping[str, str]]:
 
 
 def test_ranks_of_gpuscale_say_how_they_are_connected(tmp_path: Path) -> None:
-    session = run_pytest(
-        tmp_path, str(write_case(tmp_path, CASE)), *SHORT, "1,2", "--runs", "1"
-    ).ended()
+    path = str(write_case(tmp_path, CASE))
+    session = run_pytest(tmp_path, path, *SHORT, "1,2", "--runs", "1").ended()
     assert said_in(session) == [SAID] * 2
     assert not any(name.startswith("NCCL_") for name in session.results.environment.variables)
 
@@ -161,19 +145,10 @@ def test_the_log_of_an_earlier_run_is_not_taken_for_that_of_a_later_one(tmp_path
     assert said_in(run_pytest(tmp_path, str(path), *SHORT, "1", "--runs", "2")) == [SAID, {}]
 
 
-def test_what_the_user_has_set_stays_and_is_recorded(tmp_path: Path) -> None:
-    case = CASE.replace("speak(*LINES)", "assert 'NCCL_DEBUG_FILE' not in os.environ")
-    asked = (str(write_case(tmp_path, case)), *SHORT, "1", "--runs", "1")
-    session = run_pytest(tmp_path, *asked, NCCL_DEBUG="VERSION").ended()
-    assert session.results.environment.variables["NCCL_DEBUG"] == "VERSION"
-    assert said_in(session) == [{}]
-
-
 def test_the_log_of_a_run_that_fails_is_kept_too(tmp_path: Path) -> None:
     case = CASE.replace("return super", "raise RuntimeError('no more'); super")
     session = run_pytest(tmp_path, str(write_case(tmp_path, case)), *SHORT, "1", "--runs", "1")
-    (run,) = session.results.runs
-    assert run.failure is not None
+    assert [run.is_valid for run in session.results.runs] == [False]
     assert said_in(session) == [SAID]
 
 
@@ -185,12 +160,7 @@ def test_processes_of_a_command_say_how_they_are_connected(tmp_path: Path) -> No
         "    time.sleep(0.01)\n"
         "    print('GPUSCALE', json.dumps({'step': step}), flush=True)\n"
     )
-    (tmp_path / "test_train.py").write_text(
-        "import pytest\nfrom gpuscale import CommandCase\n\n\n"
-        "class Train(CommandCase):\n"
-        f"    command = {json.dumps(f'{sys.executable} {script}')}\n"
-        "    batch = 8\n\n\n"
-        "@pytest.mark.gpuscale(case=Train)\ndef test_train(scaling):\n    scaling()\n"
-    )
+    case = command_case("Train", f"{sys.executable} {script}", batch=8)
+    (tmp_path / "test_train.py").write_text(case)
     session = run_pytest(tmp_path, "test_train.py", *SHORT, "1", "--runs", "1").ended()
     assert said_in(session) == [SAID]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders.comparisons import of_each_verdict, view
 from format_page import PAGE as FORMAT_PAGE
-from format_page import page_with_lists
+from format_page import example, page_with_lists
 from measuring import REPOSITORY
 
 from gpuscale.base.strategies import STRATEGIES
@@ -21,9 +21,8 @@ from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store.files import read_any
 
-PAGES = sorted(
-    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")]
-)
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+PAGES += sorted(REPOSITORY.glob("docs/**/*.md"))
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -92,13 +91,10 @@ def test_contributing_names_files_and_names_that_are_there() -> None:
 FORMAT_TEXT = FORMAT_PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("block", "kind"), [("jsonl results", Results), ("json baseline", Baseline)]
-)
-def test_the_examples_are_read(tmp_path: Path, block: str, kind: type) -> None:
-    (example,) = re.findall(rf"```{block}\n(.*?)```", FORMAT_TEXT, re.DOTALL)
+@pytest.mark.parametrize(("name", "kind"), [("results", Results), ("baseline", Baseline)])
+def test_the_examples_are_read(tmp_path: Path, name: str, kind: type) -> None:
     path = tmp_path / "example"
-    path.write_text(example, encoding="utf-8")
+    path.write_text(example(name), encoding="utf-8")
     assert isinstance(read_any(path), kind)
 
 

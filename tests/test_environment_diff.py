@@ -1,5 +1,7 @@
 """Differences between environments that may explain a loss or forbid resuming a file."""
 
+from collections.abc import Sequence
+
 import pytest
 from builders import environment
 from changing import replace
@@ -9,6 +11,7 @@ from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,
     IN_SESSION,
     ON_NODES,
+    EnvironmentField,
     environment_changes,
     environment_text,
     field_differences,
@@ -35,9 +38,8 @@ def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
         replace(HERE, scripts={"train.py": digest, **more})
         for digest, more in (("0a1b", {}), ("2c3d", {"new.py": "9f"}))
     )
-    assert [*map(environment_text, environment_changes([before], [after]))] == [
-        "script train.py 0a1b → 2c3d"
-    ]
+    (script,) = environment_changes([before], [after])
+    assert environment_text(script) == "script train.py 0a1b → 2c3d"
     assert environment_changes([HERE], [after]) == ()
     # HERE has 3.11: a version that is known more exactly is none that differs.
     exact = replace(HERE, python_version="3.11.7")
@@ -69,34 +71,29 @@ def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_res
     assert environment_text(lower) == "power limit of GPUs 300 W → 250.5, 300 W"
     assert environment_changes([HERE], [after]) == environment_changes([after], [HERE]) == ()
     assert [*field_differences(before, after, IN_SESSION)] == []
-    (clock,) = environment_changes(
-        [limited(application_clock_mhz=1312)], [limited(application_clock_mhz=1005)]
-    )
+    fast, slow = (limited(application_clock_mhz=clock_mhz) for clock_mhz in (1312, 1005))
+    (clock,) = environment_changes([fast], [slow])
     assert environment_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
 
 
 def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_known() -> None:
+    def names(other: Environment, where: Sequence[EnvironmentField]) -> list[str]:
+        return [each.name for each in field_differences(HERE, other, where)]
+
     other = replace(HERE, nccl_version="2.28", kernel="6.1", host="node2", launcher="slurm")
-    assert [each.name for each in field_differences(HERE, other, IN_SESSION)] == [
-        "nccl_version",
-        "launcher",
-    ]
-    assert [each.name for each in field_differences(HERE, other, ON_NODES)] == ["nccl_version"]
+    assert names(other, IN_SESSION) == ["nccl_version", "launcher"]
+    assert names(other, ON_NODES) == ["nccl_version"]
     fewer = replace(HERE, gpus=HERE.gpus[:2])
-    assert [each.name for each in field_differences(HERE, fewer, IN_SESSION)] == [
-        "GPUs",
-        "GPUs per node",
-    ]
-    assert [*field_differences(HERE, fewer, ON_NODES)] == []
+    assert names(fewer, IN_SESSION) == ["GPUs", "GPUs per node"]
+    assert names(fewer, ON_NODES) == []
 
 
 def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> None:
     # Hosts, devices and variables are compared in ways of their own; jobs never are.
     left_out = {"host", "gpus", "nodes", "variables", "scheduler", "job_id"}
     left_out |= {"packages", "packages_absent", "scripts"}
-    assert {field.name for field in ENVIRONMENT_FIELDS} >= set(
-        Environment.__struct_fields__
-    ) - left_out
+    compared = {field.name for field in ENVIRONMENT_FIELDS}
+    assert compared >= {*Environment.__struct_fields__} - left_out
 
 
 @pytest.mark.parametrize(

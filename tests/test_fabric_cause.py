@@ -21,6 +21,7 @@ SLOW_LINK = Fault(communication_s=0.03, gpus=frozenset({4}))
 OTHER = Port(name="mlx5_0 port 1", kind="infiniband", state="active", rate_gbit_s=400)
 PORT = replace(OTHER, name="mlx5_1 port 1", pci_address="0000:c1:00.0", pcie_width=16, width=4)
 TCP = Port(name="TCP", kind="tcp", growth={"RetransSegs": 40})
+AGAIN, TWICE = {"RetransSegs": 60}, {"RetransSegs": 120}
 SICK = replace(PORT, rate_gbit_s=200, growth={"symbol_error": 1204})
 UNKNOWN = replace(PORT, rate_gbit_s=None, absent={"Permission denied": ("symbol_error",)})
 
@@ -75,11 +76,7 @@ def test_a_verdict_ends_with_the_port_that_is_slower_than_before(tmp_path: Path)
         (TCP, replace(TCP, growth={"RetransSegs": 2995}), "+2,995 retransmissions"),
         # The fewest that are named: a least number for each counter, and twice as many as before.
         (PORT, replace(PORT, growth={"symbol_error": 10}), "+10 symbol errors a run, none before"),
-        (
-            replace(TCP, growth={"RetransSegs": 60}),
-            replace(TCP, growth={"RetransSegs": 120}),
-            "+120 retransmissions a run, 60 before",
-        ),
+        (replace(TCP, growth=AGAIN), replace(TCP, growth=TWICE), "+120 retransmissions a run, 60"),
     ],
 )
 def test_what_is_worse_about_a_port_is_named(before: Port, now: Port, text: str) -> None:
@@ -120,7 +117,7 @@ def test_a_port_of_another_node_than_before_is_compared_with_its_namesakes() -> 
         (SICK, UNKNOWN),
         (SICK, PORT),
         (PORT, replace(PORT, growth={"symbol_error": 9})),
-        (replace(TCP, growth={"RetransSegs": 60}), replace(TCP, growth={"RetransSegs": 119})),
+        (replace(TCP, growth=AGAIN), replace(TCP, growth={"RetransSegs": 119})),
     ],
 )
 def test_a_port_that_is_as_it_was_or_unknown_is_no_cause(before: Port, now: Port) -> None:

@@ -1,7 +1,6 @@
 """The check of the CUDA path, where there is no GPU to check it on."""
 
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ import pytest
 from amdsmi_library.library import Layouts, mi250x, write_fleet
 from builders import run, with_values
 from changing import replace
+from ci_checkout import write_program
 from hosts import processes_in, within_limit
+from measuring import emulated_gpus
 
 from ci.gpu_check import (
     REPOSITORY,
@@ -31,8 +32,8 @@ from gpuscale.workload.cases import case_class
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
 
 
-def found(name: str, passed: bool | None = True) -> Iterator[Finding]:
-    yield Finding(name=name, passed=passed, said="1 | 2")
+def unknown() -> Iterator[Finding]:
+    yield Finding(name="well", passed=None, said="1 | 2")
 
 
 def fails() -> Iterator[Finding]:
@@ -42,7 +43,7 @@ def fails() -> Iterator[Finding]:
 
 def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) -> None:
     report = Report(about=ABOUT)
-    checks = {"first": fails, "second": lambda: found("well", None)}
+    checks = {"first": fails, "second": unknown}
     assert not make_checks(report, checks, tmp_path)
     said = [(f.name, f.passed) for made in report.checks.values() for f in made.findings]
     assert said == [("begun", True), ("first", False), ("well", None)]
@@ -68,16 +69,11 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     answer: str,
     is_same: bool,
 ) -> None:
-    told = {
-        "name": "Fake V100 A",
-        "enforced.power.limit": "300.00",
-        "pcie.link.gen.max": "3",
-        "pcie.link.width.max": "16",
-    } | {field: answer}
+    told = {"name": "Fake V100 A", "enforced.power.limit": "300.00"}
+    told |= {"pcie.link.gen.max": "3", "pcie.link.width.max": "16", field: answer}
     lines = [f"--query-gpu={each}) echo '{value}';;" for each, value in told.items()]
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text('#!/bin/sh\ncase "$1" in\n' + "\n".join(lines) + "\nesac\n")
-    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    script = "\n".join(["#!/bin/sh", 'case "$1" in', *lines, "esac\n"])
+    write_program(tmp_path / "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setenv("FAKE_NVML_FLEET", "0")
@@ -152,14 +148,9 @@ def test_checks_run_without_gpuscale_installed(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def check(*options: str) -> "subprocess.CompletedProcess[str]":
+        words = [*command, *options]
         return subprocess.run(
-            [*command, *options],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
 
     done = check("--only", "doctor")
@@ -178,14 +169,8 @@ def test_the_device_is_that_of_torch_and_amds_gpus_are_examined(
 ) -> None:
     root, layouts = amd_library
     table = write_fleet(tmp_path / "fleet", layouts, [mi250x(0xC1)])
-    tests = REPOSITORY / "tests"
-    there = {
-        "PYTHONPATH": f"{tests / 'cuda_emulation'}{os.pathsep}{tests}",
-        "EMULATED_CUDA_DEVICES": "1",
-        "EMULATED_ROCM": "gfx90a",
-        "ROCM_PATH": str(root),
-        "FAKE_AMDSMI": str(table),
-    }
+    amds = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
+    there = {**emulated_gpus(1), **amds}
     command = (sys.executable, str(REPOSITORY / "ci" / "gpu_check.py"), "--only", "doctor")
     subprocess.run(command, cwd=tmp_path, env={**os.environ, **there}, check=False, timeout=240)
     report = (tmp_path / ".gpuscale/gpu-check/report.md").read_text()

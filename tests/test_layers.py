@@ -1,29 +1,19 @@
 """Imports run one way, room by room (CONTRIBUTING.md, "Rooms")."""
 
 import ast
-import subprocess
 import sys
 from graphlib import TopologicalSorter
 from itertools import permutations
 from pathlib import Path
 
-from command_line import python_in
+from command_line import python, python_in
 
 PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
 # In the order of the data; a module imports from its own room and from those above it here.
 ROOMS = (
-    "base",
-    "records",
-    "workload",
-    "analysis",
-    "store",
-    "measure",
-    "judge",
-    "reports",
-    "campaigns",
-    "plugin",
-    "cli",
+    *("base", "records", "workload", "analysis", "store", "measure", "judge", "reports"),
+    *("campaigns", "plugin", "cli"),
 )
 # Parts of one room that know nothing of each other.
 APART = (
@@ -146,10 +136,7 @@ def loaded_after(*arguments: str) -> set[str]:
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "sys.stderr.write('LOADED ' + ' '.join(sorted(m for m in sys.modules)))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
-    return set(answer.stderr.split("LOADED ")[1].split())
+    return set(python("-c", code, *arguments).stderr.split("LOADED ")[1].split())
 
 
 def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
@@ -171,8 +158,8 @@ def test_the_plugin_loads_no_machinery_without_gpus_asked_for(tmp_path: Path) ->
         "import sys\n\n"
         "def test_nothing_is_loaded():\n"
         "    assert 'gpuscale.plugin' in sys.modules\n"
-        "    heavy = ('torch', 'scipy', 'pynvml', 'gpuscale.plugin.session', 'gpuscale.records')\n"
-        "    assert not [name for name in heavy if name in sys.modules]\n"
+        "    heavy = {'torch', 'scipy', 'pynvml', 'gpuscale.plugin.session', 'gpuscale.records'}\n"
+        "    assert not heavy & set(sys.modules)\n"
     )
     answer = python_in(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", test_file)
     assert answer.returncode == 0, answer.stdout

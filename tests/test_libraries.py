@@ -15,6 +15,7 @@ from gpuscale.records.evidence import Library
 from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import joined
 
+ON_TWO = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
 DDP = """
 import torch
 import torch.distributed as dist
@@ -46,6 +47,7 @@ int MPI_Get_library_version(char *t, int *n) { strcpy(t, "Open MPI v5.0.9, packa
     # Not what is looked for.
     "libcublasLt.so.12": "int unused;",
 }
+OPEN_MPI = {"libmpi.so.40": "Open MPI v5.0.9"}
 VERSIONS = {
     "RCCL": "2.8.4",
     "NCCL network plugin": None,
@@ -60,7 +62,6 @@ VERSIONS = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a library for each of the sources."""
     if shutil.which("gcc") is None:
         skip_unless_required("needs gcc")
     folder = tmp_path_factory.mktemp("libraries")
@@ -109,11 +110,7 @@ def test_each_library_is_asked_for_its_version(built: Path) -> None:
     versions = {name: version for name, _, version in found if name != "MPI"}
     assert versions == {name: str(version) for name, version in VERSIONS.items()}
     mpi = {Path(path).name: version for name, path, version in found if name == "MPI"}
-    assert mpi == {
-        "libmpi.so.40": "Open MPI v5.0.9",
-        "libmpich.so.12": "None",
-        "libmpi_cray.so.12": "None",
-    }
+    assert mpi == {**dict.fromkeys(("libmpich.so.12", "libmpi_cray.so.12"), "None"), **OPEN_MPI}
 
 
 def test_a_library_whose_parts_are_not_loaded_is_not_asked_to_load_them(built: Path) -> None:
@@ -132,11 +129,7 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
     built: Path, tmp_path: Path
 ) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(
-        tmp_path,
-        *("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK),
-        LD_PRELOAD=str(preloaded(built)),
-    )
+    session = run_pytest(tmp_path, *ON_TWO, LD_PRELOAD=str(preloaded(built)))
     (run,) = read_results(tmp_path / "r.jsonl").runs
     assert run.is_valid, session
     (node,) = run.nodes
@@ -150,8 +143,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are_with_the_nccl_that_they_prel
     starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}", "--nproc-per-node", "{gpus}")
     # Only the command's: gpuscale's own processes have it not.
     command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))
-    options = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
-    done = run_gpuscale(tmp_path, "run", *options, "--", *command).ended()
+    done = run_gpuscale(tmp_path, "run", *ON_TWO, "--", *command).ended()
     results = read_results(tmp_path / "r.jsonl")
     (run,) = results.runs
     assert (run.label, run.batch_per_gpu) == ("train/command on 2 CPU ranks", 4)

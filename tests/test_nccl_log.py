@@ -8,6 +8,7 @@ aws/aws-ofi-nccl issue 715 (2.21), ROCm/rccl issues 419 (2.11) and 1026 (2.16).
 from pathlib import Path
 
 import pytest
+from statements import known
 
 from gpuscale.measure.evidence.network import connections_in, log_variables, read_logs
 
@@ -167,12 +168,9 @@ def test_every_transport_has_its_name(line: str, transport: str, direct: str | N
     assert found == ({} if direct is None else {"GDRDMA": direct})
 
 
-def test_rccl_names_its_version_in_two_ways() -> None:
+def test_versions_and_time_stamps_are_read_in_the_newer_way_too() -> None:
     newer = log("RCCL version : 2.21.5-HEAD:0cbce2a+", "NET/Socket : Using [0]hsn0:10.0.0.1<0>")
     assert connections_in([newer])["library"] == "RCCL 2.21.5"
-
-
-def test_time_stamps_of_newer_versions_are_passed_over() -> None:
     stamped = "".join(f"[2026-01-02 03:04:05] {line}\n" for line in log(*V2_7).splitlines())
     assert connections_in([stamped]) == connections_in([log(*V2_7)])
 
@@ -215,20 +213,17 @@ def test_a_log_that_is_cut_short_gives_what_is_there() -> None:
         connections_in([whole[:end]])
 
 
-def test_a_log_that_is_not_understood_is_said(tmp_path: Path) -> None:
-    (tmp_path / "nccl.n1.1").write_text("Some other library\nspeaks here\n")
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_log_that_tells_nothing_is_said(tmp_path: Path, is_readable: bool) -> None:
+    log_of_process = tmp_path / "nccl.n1.1"
+    if is_readable:
+        log_of_process.write_text("Some other library\nspeaks here\n")
+    else:
+        log_of_process.mkdir()
     found, problem = read_logs(tmp_path, "n1.site.org")
     assert found == {}
-    assert problem is not None
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_log_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    (tmp_path / "nccl.n1.1").mkdir()
-    found, problem = read_logs(tmp_path, "n1.site.org")
-    assert found == {}
-    assert problem is not None
-    assert str(tmp_path) not in problem
+    assert str(tmp_path) not in known(problem)
+    assert log_of_process.exists() is not is_readable
 
 
 def test_without_logs_nothing_is_said(tmp_path: Path) -> None:
@@ -245,15 +240,12 @@ def test_what_no_terminal_can_print_is_escaped(tmp_path: Path) -> None:
     assert found["network plugin"].isprintable()
 
 
-def test_variables_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+def test_nccl_is_asked_into_its_folder_unless_the_user_asks_it(tmp_path: Path) -> None:
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
         assert log_variables(tmp_path, {name: "WARN"}) == {}
     found = log_variables(tmp_path, {"NCCL_SOCKET_IFNAME": "ib0"})
     assert found["NCCL_DEBUG"] == "INFO"
     assert found["NCCL_DEBUG_SUBSYS"] == "INIT,GRAPH,NET"
-
-
-def test_without_its_folder_nothing_is_asked_of_nccl(tmp_path: Path) -> None:
     assert log_variables(tmp_path / "absent", {}) == {}, "it would print all lines"
 
 

@@ -74,9 +74,8 @@ def test_what_is_damaged_is_named_and_loses_nothing(tmp_path: Path) -> None:
     found = installed_packages([tmp_path, tmp_path / "first", tmp_path / "second"])
     assert found["loop"] == "1.0"
     assert found["twice"] == "1.0, 2.0"
-    assert {found[f"odd{number}"] for number in range(4)} == {
-        "1.0 (direct_url.json cannot be read)"
-    }
+    odd = {found[f"odd{number}"] for number in range(4)}
+    assert odd == {"1.0 (direct_url.json cannot be read)"}
     # Whatever is found can be recorded.
     assert replace(environment(), packages=found).packages == found
 
@@ -106,7 +105,6 @@ def test_the_results_of_a_command_carry_the_software_of_its_own_environment(tmp_
 
 
 def absent_of(process: int) -> str:
-    """Return the reason why the packages of a process are unknown."""
     return software_of([process]).software.packages_absent or ""
 
 

@@ -39,7 +39,6 @@ RANKS = st.lists(
 
 @st.composite
 def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
-    """The run with arbitrary evidence."""
     found = draw(st.none() | st.floats(-1e9, 1e9))
     exposed = {} if found is None else {"exposed_communication_s": found}
     return replace(
@@ -48,10 +47,8 @@ def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
         unsynced_windows=(),
         measured={"step_time_s": plain.step_time_s, **exposed},
         ranks=tuple(
-            RankReport(
-                rank=number, host="node1", device_uuids=("GPU-0",), pace_s=pace_s, phases=phases
-            )
-            for number, (pace_s, phases) in enumerate(draw(RANKS))
+            RankReport(rank=rank, host="n1", device_uuids=("GPU-0",), pace_s=pace_s, phases=phases)
+            for rank, (pace_s, phases) in enumerate(draw(RANKS))
         ),
         gpu_summaries=tuple(draw(st.lists(SUMMARIES, max_size=1))),
     )
@@ -64,13 +61,11 @@ DURATION = r"([−+]?[\d.]+) (s|ms|µs)"
 def assert_numbers_agree(line: str) -> None:
     """Check that the two times shown differ by the increase shown, but for their rounding."""
     about = rf"(?:about 0 ms, measured as )?{DURATION}"
-    found = re.search(
-        rf" \+{DURATION}.*?: .* {about} a step .*\(baseline: {about}\)", line.replace("+−", "−")
-    )
+    pattern = rf" \+{DURATION}.*?: .* {about} a step .*\(baseline: {about}\)"
+    found = re.search(pattern, line.replace("+−", "−"))
     assert found is not None, line
-    added, after, before = (
-        float(found[at].replace("−", "-")) * UNITS[found[at + 1]] for at in (1, 3, 5)
-    )
+    shown = [(found[at].replace("−", "-"), UNITS[found[at + 1]]) for at in (1, 3, 5)]
+    added, after, before = (float(number) * unit for number, unit in shown)
     last_digit = 10.0 ** (math.floor(math.log10(added)) - 1)
     assert abs(after - before - added) <= 1.51 * last_digit + 1e-12 * abs(after), line
 
@@ -123,9 +118,7 @@ def test_no_numbers_break_a_diagnosis_and_those_of_a_cause_agree(data: st.DataOb
 
 GPUS = st.sampled_from([1, 2, 4])
 # The bounds that the file formats put on seconds.
-STEP_SECONDS = st.one_of(
-    st.floats(1e-9, 1e9), st.floats(0.09, 0.11), st.sampled_from([1e-9, 0.1, 1e9])
-)
+STEP_SECONDS = STEPS | st.floats(0.09, 0.11) | st.sampled_from([1e-9, 0.1, 1e9])
 MEASURED = st.dictionaries(GPUS, st.lists(st.none() | STEP_SECONDS, min_size=1, max_size=4))
 MEASURED_BASELINE = st.builds(
     lambda times, allocations: baseline(times, allocations=[f"a{i}" for i in range(allocations)]),

@@ -1,5 +1,3 @@
-"""Telemetry in the records of a run, and the bounds of each counter."""
-
 import json
 import math
 from typing import Any

@@ -10,24 +10,11 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 from hosts import within_limit
-from nvml.library import (
-    BLACKWELL_GPU,
-    GPU_A,
-    GPU_B,
-    GPU_IN_MIG_MODE,
-    GPU_ON_FOUR_LANES,
-    GPU_WITH_ECC_ERRORS,
-    GPU_WITH_INACTIVE_LINK,
-    GPU_WITHOUT_POWER,
-    HOT_GPU,
-    MIG_DEVICE,
-    UNKNOWN_UUID,
-    compile_driver,
-)
-from sampling import Sampler
+from nvml import library as nvml
+from sampling import Sampler, lines_of, sampled
 
 from gpuscale.base.gpu_counters import NUMBERS
-from gpuscale.measure.telemetry.sampler import next_tick, read_samples
+from gpuscale.measure.telemetry.sampler import next_tick
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
 MIB = 1024 * 1024
@@ -41,17 +28,6 @@ Sample = Callable[..., TelemetryReport]
 @pytest.fixture
 def fake_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
-
-
-def lines_of(path: Path) -> int:
-    return path.read_text().count("\n") if path.exists() else 0
-
-
-def is_absent(output: Path) -> bool:
-    """True once the header says that no device can be sampled."""
-    header, _ = read_samples(output)
-    devices = header and header.devices.values()
-    return header is not None and all(device.absent for device in devices or ())
 
 
 @pytest.fixture
@@ -68,36 +44,27 @@ def asked(calls: Path, device: int) -> Counter[str]:
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Sample:
-    """Samples the devices for some ticks and summarises all of them."""
+    def of(*uuids: str, ticks: int = 5) -> TelemetryReport:
+        return sampled(tmp_path / "samples.jsonl", dict.fromkeys(uuids), ticks)
 
-    def sampled(*uuids: str, ticks: int = 5) -> TelemetryReport:
-        output = tmp_path / "samples.jsonl"
-        began = time.time()
-        sampler = Sampler(dict.fromkeys(uuids), output, 0.01)
-        try:
-            assert within_limit(lambda: lines_of(output) > ticks or is_absent(output))
-        finally:
-            assert sampler.stop() == 0
-        return summarize(output, uuids=uuids, intervals=[(began, time.time())])
-
-    return sampled
+    return of
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample: Sample) -> None:
-    report = sample(GPU_A, f"GPU-{GPU_B}", UNKNOWN_UUID)
+    report = sample(nvml.GPU_A, f"GPU-{nvml.GPU_B}", nvml.UNKNOWN_UUID)
     one, two, unknown = report.gpu_summaries
     assert (report.absent, report.driver_version) == (None, "575.57.08")
     assert one.samples == two.samples >= 5
-    assert (one.uuid, one.name, one.absent) == (GPU_A, "Fake V100 A", ())
+    assert (one.uuid, one.name, one.absent) == (nvml.GPU_A, "Fake V100 A", ())
     # The prefix that NVML gives a UUID may be there or not.
-    assert (two.uuid, two.name, two.absent) == (f"GPU-{GPU_B}", "Fake V100 B", ())
+    assert (two.uuid, two.name, two.absent) == (f"GPU-{nvml.GPU_B}", "Fake V100 B", ())
     assert one.values["utilization_mean"] == pytest.approx(0.9)
     assert one.values["memory_used_peak_bytes"] == 4096 * MIB
     assert one.values["power_mean_w"] == pytest.approx(250.0)
     assert one.values["sm_clock_mean_mhz"] == pytest.approx(1380.0)
     assert two.values["power_mean_w"] == pytest.approx(150.5)
-    assert unknown.absent == (f"device: NVML knows no device with UUID {UNKNOWN_UUID}",)
+    assert unknown.absent == (f"device: NVML knows no device with UUID {nvml.UNKNOWN_UUID}",)
     # No sample is older than the window's begin.
     amds = {name for name in NUMBERS if name.startswith("xgmi")}
     assert set(one.values) == set(NUMBERS) - amds - {"energy_j"}
@@ -109,7 +76,7 @@ def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_t
 ) -> None:
     # Device 0 of the job is then NVML's device 1.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    (gpu,) = sample(GPU_B, ticks=20).gpu_summaries
+    (gpu,) = sample(nvml.GPU_B, ticks=20).gpu_summaries
     assert (gpu.name, gpu.samples >= 20) == ("Fake V100 B", True)
     assert {line.split()[0] for line in calls.read_text().splitlines()} == {"1"}
     functions = asked(calls, 1)
@@ -124,7 +91,7 @@ def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_t
 
 @pytest.mark.usefixtures("fake_driver")
 def test_what_a_device_lacks_is_asked_once(sample: Sample, calls: Path) -> None:
-    (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
+    (gpu,) = sample(nvml.GPU_WITHOUT_POWER).gpu_summaries
     assert gpu.values["utilization_mean"] == 0.0
     lacks = ("power", "energy", "power limit", "NVLink", "NVLink errors", "ECC errors")
     assert gpu.absent == tuple(f"{label}: Not Supported" for label in lacks)
@@ -141,7 +108,7 @@ def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
 ) -> None:
     # The utilisation of a third tick is the last that is answered.
     monkeypatch.setenv("FAKE_NVML_FAIL", f"0:utilization:3:0:{GPU_IS_LOST}")
-    lost, other = sample(GPU_A, GPU_B, ticks=6).gpu_summaries
+    lost, other = sample(nvml.GPU_A, nvml.GPU_B, ticks=6).gpu_summaries
     n = lost.samples
     assert n == other.samples >= 6
     assert other.absent == ()
@@ -159,7 +126,7 @@ def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
 @pytest.mark.usefixtures("fake_driver")
 def test_a_passing_error_is_no_loss(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:2:4:{UNKNOWN}")
-    (gpu,) = sample(GPU_B, ticks=6).gpu_summaries
+    (gpu,) = sample(nvml.GPU_B, ticks=6).gpu_summaries
     assert gpu.values["utilization_mean"] == pytest.approx(0.5)
     once = f"Unknown Error (in 1 of {gpu.samples} samples)"
     failed = ("memory", "power", "SM clock", "memory clock")
@@ -168,7 +135,7 @@ def test_a_passing_error_is_no_loss(sample: Sample, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("fake_driver")
 def test_in_mig_mode_no_counter_is_taken_for_that_of_an_instance(sample: Sample) -> None:
-    gpu, *in_mig_mode = sample(GPU_A, MIG_DEVICE, GPU_IN_MIG_MODE).gpu_summaries
+    gpu, *in_mig_mode = sample(nvml.GPU_A, nvml.MIG_DEVICE, nvml.GPU_IN_MIG_MODE).gpu_summaries
     assert gpu.absent == ()
     for device in in_mig_mode:
         assert (device.samples, device.values) == (0, {})
@@ -178,9 +145,9 @@ def test_in_mig_mode_no_counter_is_taken_for_that_of_an_instance(sample: Sample)
 def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
     sample: Sample, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = compile_driver(tmp_path, "-DOLD_DRIVER")
+    old = nvml.compile_driver(tmp_path, "-DOLD_DRIVER")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(old))
-    gpu, hot, linked = sample(GPU_A, HOT_GPU, GPU_WITH_INACTIVE_LINK).gpu_summaries
+    gpu, hot, linked = sample(nvml.GPU_A, nvml.HOT_GPU, nvml.GPU_WITH_INACTIVE_LINK).gpu_summaries
     # The older call counts the 256 MiB that the driver keeps for itself.
     assert gpu.values["memory_used_peak_bytes"] == (4096 + 256) * MIB
     # The older call smooths over a second, here to a tenth less.
@@ -193,37 +160,11 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
     assert asked(calls, 0)["fields"] == 13
 
 
-@pytest.mark.alone
-@pytest.mark.thorough
-@pytest.mark.usefixtures("fake_driver")
-def test_energy_is_the_counters_difference_over_the_windows(tmp_path: Path) -> None:
-    output = tmp_path / "samples.jsonl"
-    uuids = [GPU_A, GPU_WITHOUT_POWER]
-    sampler = Sampler(dict.fromkeys(uuids), output, 0.02)
-    try:
-        assert within_limit(lambda: lines_of(output) > 1)
-        began = time.time()
-        assert within_limit(lambda: lines_of(output) > 20)
-    finally:
-        # Its last sample closes the second window.
-        ended = time.time()
-        sampler.stop()
-    half = (began + ended) / 2
-    for intervals in ([(began, half)], [(half, ended)], [(began, half), (half, ended)]):
-        gpu, without = summarize(output, uuids=uuids, intervals=intervals).gpu_summaries
-        lasted_s = intervals[-1][1] - intervals[0][0]
-        assert gpu.values["energy_j"] / lasted_s == pytest.approx(250, rel=0.1)
-        assert "energy_j" not in without.values
-        assert without.values["sm_clock_mean_mhz"] == 300
-    beyond = [(began, half), (ended + 60, ended + 61)]
-    gpu, _ = summarize(output, uuids=uuids, intervals=beyond).gpu_summaries
-    assert "energy_j" not in gpu.values
-
-
 @pytest.mark.usefixtures("fake_driver")
 def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> None:
-    uuids = (GPU_A, GPU_ON_FOUR_LANES, GPU_WITH_ECC_ERRORS, HOT_GPU, GPU_WITH_INACTIVE_LINK)
-    well, narrow, ecc, hot, linked = sample(*uuids).gpu_summaries
+    faulty = (nvml.GPU_ON_FOUR_LANES, nvml.GPU_WITH_ECC_ERRORS, nvml.HOT_GPU)
+    gpus = sample(nvml.GPU_A, *faulty, nvml.GPU_WITH_INACTIVE_LINK).gpu_summaries
+    well, narrow, ecc, hot, linked = gpus
     expected = {
         "memory_clock_mean_mhz": 877,
         "temperature_max_c": 45,
@@ -246,7 +187,7 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
     assert (ecc.values["ecc_corrected"] >= 1, ecc.values["ecc_uncorrected"]) == (True, 0)
     assert linked.values["nvlink_active_min"] == 5
     assert linked.values["nvlink_errors"] in FIVE_A_LOOK
-    assert {gpu.absent for gpu in (well, narrow, ecc, hot, linked)} == {()}
+    assert {gpu.absent for gpu in gpus} == {()}
 
 
 @pytest.mark.skipif(
@@ -255,7 +196,7 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
 )
 @pytest.mark.usefixtures("fake_driver")
 def test_the_links_of_a_blackwell_gpu_count_errors_in_their_own_way(sample: Sample) -> None:
-    (gpu,) = sample(BLACKWELL_GPU).gpu_summaries
+    (gpu,) = sample(nvml.BLACKWELL_GPU).gpu_summaries
     assert gpu.values["nvlink_active_min"] == 5
     assert gpu.values["nvlink_errors"] in FIVE_A_LOOK
     assert gpu.absent == ()
@@ -273,7 +214,7 @@ def test_a_driver_that_does_not_start_is_recorded_as_absent(
     sample: Sample, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
 ) -> None:
     monkeypatch.setenv("FAKE_NVML_INIT", str(code))
-    report = sample(GPU_A)
+    report = sample(nvml.GPU_A)
     assert (report.gpu_summaries, report.absent) == ((), reason)
 
 
@@ -282,32 +223,35 @@ def test_a_binding_that_cannot_be_imported_is_recorded_as_absent(
 ) -> None:
     (tmp_path / "pynvml.py").write_text("raise ImportError('a broken binding')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert sample(GPU_A).absent == "a broken binding"
+    assert sample(nvml.GPU_A).absent == "a broken binding"
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler({GPU_A: None}, output, 0.01)
+    sampler = Sampler({nvml.GPU_A: None}, output, 0.01)
     try:
         assert within_limit(lambda: lines_of(output) > 3)
         header, *ticks = output.read_text().splitlines()[:4]
     finally:
         assert sampler.stop() == 0
     assert output.read_text().endswith("}\n")
-    assert json.loads(header)["devices"][GPU_A]["name"] == "Fake V100 A"
-    readings = [json.loads(line)["readings"][GPU_A] for line in ticks]
-    assert all(reading["answers"]["utilization"] == 0.9 for reading in readings)
+    assert json.loads(header)["devices"][nvml.GPU_A]["name"] == "Fake V100 A"
+    for tick in map(json.loads, ticks):
+        answers = tick["readings"][nvml.GPU_A]["answers"]
+        assert answers["utilization"] == 0.9
+        # The counter of the library is that of 250 W since 1970.
+        assert answers["energy_j"] == pytest.approx(250 * tick["time_s"], rel=1e-6)
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_a_hanging_sampler_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_HANG", "1")
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler({GPU_A: None}, output, hang_s=1)
+    sampler = Sampler({nvml.GPU_A: None}, output, hang_s=1)
     assert sampler.process.wait(240) == -signal.SIGALRM
     sampler.pipe.close()
-    absent = summarize(output, uuids=[GPU_A], intervals=[(0, time.time())]).absent
+    absent = summarize(output, uuids=[nvml.GPU_A], intervals=[(0, time.time())]).absent
     assert absent == "the GPU sampler ended before its first sample, as after a hang in the driver"
 
 

@@ -61,14 +61,8 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
     assert report.absent is None
     assert report.driver_version == "575.57.08"
     assert (gpu.uuid, gpu.name, gpu.samples, gpu.absent) == (A, "Fake V100", 3, ())
-    assert gpu.values == pytest.approx(
-        {
-            "utilization_mean": 0.9,
-            "memory_used_peak_bytes": 300,
-            "power_mean_w": 230,
-            "sm_clock_mean_mhz": 1300,
-        }
-    )
+    means = {"utilization_mean": 0.9, "power_mean_w": 230, "sm_clock_mean_mhz": 1300}
+    assert gpu.values == pytest.approx({**means, "memory_used_peak_bytes": 300})
 
 
 def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -> None:
@@ -203,13 +197,8 @@ def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
             ecc_uncorrected=0,
         )
 
-    gpu = one(
-        samples,
-        errors(1.0, 40, 7),
-        errors(5.0, 40, 9, active=1),
-        errors(9.0, 43, 9),
-        intervals=[(4, 6)],
-    )
+    looks = (errors(1.0, 40, 7), errors(5.0, 40, 9, active=1), errors(9.0, 43, 9))
+    gpu = one(samples, *looks, intervals=[(4, 6)])
     assert (gpu.values["ecc_corrected"], gpu.values["ecc_uncorrected"]) == (3, 0)
     assert gpu.values["nvlink_errors"] == 2
     assert gpu.values["nvlink_active_min"] == 1
@@ -238,9 +227,8 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
     began_s = window(2.0, 1).started_at_s
     for host, uuid in (("node1", A), ("node2", B)):
         device = {uuid: SampledDevice(name="Fake V100")}
-        directory.samples(host).write_text(
-            header(**device) + tick(began_s + 1, **{uuid: busy(0.5)})
-        )
+        look_of_one = tick(began_s + 1, **{uuid: busy(0.5)})
+        directory.samples(host).write_text(header(**device) + look_of_one)
     report = telemetry_of(run(1, 2.0), directory)
     assert [(gpu.uuid, gpu.samples) for gpu in report.gpu_summaries] == [(A, 1), (B, 1)]
     assert report.driver_version == "575.57.08"
