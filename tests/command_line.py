@@ -38,7 +38,6 @@ def gpuscale(
 
 
 def python(*arguments: object, **variables: str) -> "CompletedProcess[str]":
-    """Run Python in a process of its own, with further variables."""
     return python_in(Path.cwd(), *arguments, **variables)
 
 

@@ -98,7 +98,6 @@ def free_port() -> int:
 def measured(
     folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, **attributes: object
 ) -> Run:
-    """Run a script as gpuscale would, and return the run."""
     request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, nodes=0, **attributes)
     processes = [watch(folder, request, rank) for rank in range(request.processes)]
     try:
@@ -113,7 +112,6 @@ def measured(
 
 
 def is_living(process: int) -> bool:
-    """True if the process has not ended."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

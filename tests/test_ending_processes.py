@@ -1,10 +1,9 @@
 """The processes of a command are ended in order, and none is left."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python_in
 
 END = """
 import subprocess, sys, time
@@ -26,11 +25,7 @@ RANK = """(
     while :; do sleep 0.05; done
 )&"""
 CASES = {
-    "a launcher that ends its own ranks": (
-        "trap 'kill -USR1 $!; wait; exit 0' TERM; wait",
-        600,
-        False,
-    ),
+    "a launcher that ends its ranks": ("trap 'kill -USR1 $!; wait; exit' TERM; wait", 600, False),
     "a launcher that does not react": ("trap '' TERM; while :; do sleep 0.05; done", 6, True),
     "a launcher that leaves its ranks": ("wait", 600, True),
 }
@@ -40,7 +35,6 @@ CASES = {
 def test_ranks_get_a_signal_of_their_own_only_if_their_launcher_leaves_them(
     launcher: str, grace_s: float, are_terminated: bool, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-c", END, f"{RANK}\n{launcher}", str(grace_s))
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == []
+    answer = python_in(tmp_path, "-c", END, f"{RANK}\n{launcher}", grace_s)
+    assert (answer.returncode, answer.stdout.split()) == (0, [])
     assert (tmp_path / "terminated").exists() == are_terminated

@@ -5,14 +5,16 @@ from statements import known
 
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
 
-OWN = """\
+NO_DATA = "ValueError: no data"
+OWN = f"""\
 Traceback (most recent call last):
   File "train.py", line 7, in <module>
     raise ValueError("no data")
-ValueError: no data"""
+{NO_DATA}"""
 OF_TORCH = "\n".join(f"[rank1]: {line}" for line in OWN.splitlines())
-LOST = OWN.replace("ValueError: no data", "RuntimeError: [gloo/pair.cc:534] Connection closed")
-STARTER_EXCEPTION = OWN.replace("ValueError: no data", "x.errors.ChildFailedError: ")
+CLOSED = "RuntimeError: [gloo/pair.cc:534] Connection closed"
+LOST = OWN.replace(NO_DATA, CLOSED)
+STARTER = OWN.replace(NO_DATA, "x.errors.ChildFailedError: ")
 SUMMARY = """\
 Failures:
 [1]:
@@ -28,7 +30,10 @@ def summary(first: int, code: int, other_code: int = -15) -> str:
     return SUMMARY.format(first=first, code=code, other=1 - first, other_code=other_code)
 
 
-def printed(**texts: str) -> dict[str, list[Line]]:
+Printed = dict[str, list[Line]]
+
+
+def printed(**texts: str) -> Printed:
     """Lines of sources, in the order in which they came; `rank_1` is rank 1."""
     sources = {"command": COMMAND_SOURCE, "rank_0": "rank 0", "rank_1": "rank 1"}
     return {
@@ -37,41 +42,22 @@ def printed(**texts: str) -> dict[str, list[Line]]:
     }
 
 
+def of_ranks(command: str) -> Printed:
+    """Lines of two ranks, the first of which lost the second by its exception."""
+    return printed(rank_0=LOST, rank_1=OF_TORCH, command=command)
+
+
 @pytest.mark.parametrize(
     ("lines", "exit_code", "source", "exception", "code"),
     [
         # A script by itself, and one whose starter raises after it.
-        (printed(command=OWN), 1, COMMAND_SOURCE, "ValueError: no data", None),
-        (
-            printed(command=f"{OWN}\n{STARTER_EXCEPTION}"),
-            1,
-            COMMAND_SOURCE,
-            "ValueError: no data",
-            None,
-        ),
+        (printed(command=OWN), 1, COMMAND_SOURCE, NO_DATA, None),
+        (printed(command=f"{OWN}\n{STARTER}"), 1, COMMAND_SOURCE, NO_DATA, None),
         # torchrun, whose summary names the rank; without it the rank with a cause of its own.
-        (
-            printed(rank_0=LOST, rank_1=OF_TORCH, command=f"{STARTER_EXCEPTION}\n{summary(1, 1)}"),
-            1,
-            "rank 1",
-            "ValueError: no data",
-            1,
-        ),
-        (
-            printed(rank_0=LOST, rank_1=OF_TORCH, command=STARTER_EXCEPTION),
-            1,
-            "rank 1",
-            "ValueError: no data",
-            None,
-        ),
+        (of_ranks(f"{STARTER}\n{summary(1, 1)}"), 1, "rank 1", NO_DATA, 1),
+        (of_ranks(STARTER), 1, "rank 1", NO_DATA, None),
         # Both at once, and the summary names the wrong one first.
-        (
-            printed(rank_0=LOST, rank_1=OF_TORCH, command=summary(0, 1, 1)),
-            1,
-            "rank 1",
-            "ValueError: no data",
-            1,
-        ),
+        (of_ranks(summary(0, 1, 1)), 1, "rank 1", NO_DATA, 1),
         # Killed without a word, while the other one logged something that it survived.
         (printed(rank_0=OWN, command=summary(1, -9)), 1, "rank 1", None, -9),
         (printed(rank_0=LOST, command=summary(0, 1, -9)), 1, "rank 1", None, -9),
@@ -81,23 +67,13 @@ def printed(**texts: str) -> dict[str, list[Line]]:
         # A signal ended the command, whatever it had survived before.
         (printed(command=OWN), -9, COMMAND_SOURCE, None, -9),
         # All ranks lost others: the first one of the summary.
-        (
-            printed(rank_0=LOST, rank_1=LOST, command=summary(1, 1, 1)),
-            1,
-            "rank 1",
-            "RuntimeError: [gloo/pair.cc:534] Connection closed",
-            1,
-        ),
+        (printed(rank_0=LOST, rank_1=LOST, command=summary(1, 1, 1)), 1, "rank 1", CLOSED, 1),
         # A shell prints again what the ranks printed.
-        (printed(rank_1=OF_TORCH, command=OF_TORCH), 1, "rank 1", "ValueError: no data", None),
+        (printed(rank_1=OF_TORCH, command=OF_TORCH), 1, "rank 1", NO_DATA, None),
     ],
 )
 def test_the_process_that_ended_a_command_is_found(
-    lines: dict[str, list[Line]],
-    exit_code: int,
-    source: str,
-    exception: str | None,
-    code: int | None,
+    lines: Printed, exit_code: int, source: str, exception: str | None, code: int | None
 ) -> None:
     found = known(last_words(lines, exit_code))
     assert (found.source, found.exception, found.exit_code) == (source, exception, code)

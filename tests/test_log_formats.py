@@ -48,89 +48,54 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
 @pytest.mark.parametrize(
     ("name", "line", "mark"),
     [
-        (  # DALI's example, and main.py before 2018
-            "imagenet",
-            "Epoch: [2][10/1307] Time 0.779 (5.211) Speed 328.6 (49.1) Loss nan (nan)",
-            Mark(step=10, epoch=2, total_steps=1307, loss=math.nan),
-        ),
-        (
-            "timm",
-            "2026-01-02 03:04:05 INFO Train: 3 [1250/1251 (100%)]  Loss: 6.9 (6.9)  LR: 1.0e-05",
-            Mark(step=1250, epoch=3, total_steps=1251, loss=6.9),
-        ),
-        (
-            "torchvision",
-            "Epoch: [0]  [  0/60]  eta: 0:02:17  lr: 0.000090  loss: 2.7890 (2.7890)  "
-            "loss_classifier: 0.7 (0.7)  time: 2.2894  data: 0.4357  max mem: 2081",
-            Mark(step=0, epoch=0, total_steps=60, loss=2.789),
-        ),
-        (
-            "megatron",
-            " iteration      100/     500 | consumed samples:        51200 | elapsed time per "
-            "iteration (ms): 271.6/280.1 | learning rate: 6.0E-06 | global batch size:   512 |",
-            Mark(step=100, total_steps=500, samples_per_step=512),
-        ),
-        (
-            "megatron",
-            "[default3]: [2025-11-28 18:48:17] iteration       50/    5000 | consumed samples:  "
-            "      51200 | elapsed time per iteration (ms): 61674.3 | throughput per GPU "
-            "(TFLOP/s/GPU): 68.2",
-            Mark(step=50, total_steps=5000),
-        ),
+        # DALI's example, and main.py before 2018.
+        ("imagenet", "Epoch: [2][10/1307] Time 0.779 (5.211) Speed 328.6 (49.1) Loss nan (nan)",
+         Mark(step=10, epoch=2, total_steps=1307, loss=math.nan)),
+        ("timm", "2026-01-02 03:04:05 INFO Train: 3 [1250/1251 (100%)]  Loss: 6.9 (6.9)  "
+         "LR: 1.0e-05", Mark(step=1250, epoch=3, total_steps=1251, loss=6.9)),
+        ("torchvision", "Epoch: [0]  [  0/60]  eta: 0:02:17  lr: 0.000090  loss: 2.7890 (2.7890)  "
+         "loss_classifier: 0.7 (0.7)  time: 2.2894  data: 0.4357  max mem: 2081",
+         Mark(step=0, epoch=0, total_steps=60, loss=2.789)),
+        ("megatron", " iteration      100/     500 | consumed samples:        51200 | elapsed time "
+         "per iteration (ms): 271.6/280.1 | learning rate: 6.0E-06 | global batch size:   512 |",
+         Mark(step=100, total_steps=500, samples_per_step=512)),
+        ("megatron", "[default3]: [2025-11-28 18:48:17] iteration       50/    5000 | consumed "
+         "samples:        51200 | elapsed time per iteration (ms): 61674.3 | throughput per GPU "
+         "(TFLOP/s/GPU): 68.2", Mark(step=50, total_steps=5000)),
         ("tqdm", "100%|██████████| 50/50 [03:30<00:00,  3.80s/it]", Mark(step=50, total_steps=50)),
-        (
-            "tqdm",
-            "Epoch 3/9:  10%|█         | 5/50 [00:01<?, ?it/s]",
-            Mark(step=5, epoch=3, total_steps=50),
-        ),
+        ("tqdm", "Epoch 3/9: 10%|█ | 5/50 [00:01<?, ?it/s]", Mark(step=5, epoch=3, total_steps=50)),
         ("tqdm", "812it [00:41, 20.00it/s]", Mark(step=812)),
         ("step", "step 50 loss 0.1234", Mark(step=50, loss=0.1234)),
         ("step", "step 210: 54.1 ms/step", Mark(step=210)),
-        (  # torchtitan
-            "step",
-            "\x1b[31mstep:  1  \x1b[32mloss:  8.13170  \x1b[38;2;180;60;0mgrad_norm:  1.5003  "
-            "\x1b[36mmemory:  1.93GiB(2.03%)  \x1b[34mtps: 12,345  \x1b[0m",
-            Mark(step=1, loss=8.1317),
-        ),
+        # torchtitan
+        ("step", "\x1b[31mstep:  1  \x1b[32mloss:  8.13170  \x1b[38;2;180;60;0mgrad_norm:  1.5003  "
+         "\x1b[36mmemory:  1.93GiB(2.03%)  \x1b[34mtps: 12,345  \x1b[0m",
+         Mark(step=1, loss=8.1317)),
         ("step", "iter 120: loss 3.1234, time 187.32ms, mfu 38.10%", Mark(step=120, loss=3.1234)),
         ("step", "Iter #5: 1489.1 img/sec per GPU", Mark(step=5)),  # Horovod
         ("step", "[rank0] Iteration 30/500, 812.5 img/s", Mark(step=30, total_steps=500)),
         ("step", "iter=7, lr=1e-3, train loss = nan", Mark(step=7, loss=math.nan)),
-        (
-            "step",
-            "Epoch: [0][219/500] Loss 2.299 (17.5 it/s)",
-            Mark(step=219, epoch=0, total_steps=500, loss=2.299),
-        ),
-        (  # DCGAN's example
-            "step",
-            "[0/5][ 50/1583]\tLoss_D: 1.7\tLoss_G: 5.1\t0.2 s",
-            Mark(step=50, epoch=0, total_steps=1583),
-        ),
-        (  # Swin Transformer
-            "step",
-            "INFO Train: [0/300][10/1251]\teta 0:31:12 lr 0.1\ttime 0.37 (0.41)\tloss 6.9 (7.0)",
-            Mark(step=10, epoch=0, total_steps=1251, loss=6.9),
-        ),
+        ("step", "Epoch: [0][219/500] Loss 2.299 (17.5 it/s)",
+         Mark(step=219, epoch=0, total_steps=500, loss=2.299)),
+        # DCGAN's example.
+        ("step", "[0/5][ 50/1583]\tLoss_D: 1.7\tLoss_G: 5.1\t0.2 s",
+         Mark(step=50, epoch=0, total_steps=1583)),
+        # Swin Transformer.
+        ("step", "INFO Train: [0/300][10/1251]\teta 0:31:12 lr 0.1\ttime 0.37 (0.41)\tloss 6.9 "
+         "(7.0)", Mark(step=10, epoch=0, total_steps=1251, loss=6.9)),
         ("step", "[219/500] loss 0.3 57ms/batch", Mark(step=219, total_steps=500, loss=0.3)),
         ("step", "epoch 2 [9/50] 17.5 it/s", Mark(step=9, epoch=2, total_steps=50)),
-        (
-            "tqdm",  # NeMo leaves the rate out
-            "Epoch 0: :   0%|          | 5/300000 [02:16<2281:40:05, v_num=0, loss=11.00]",
-            Mark(step=5, epoch=0, total_steps=300000, loss=11.0),
-        ),
-        (
-            "tqdm",  # of Hugging Face's Trainer
-            "{'loss': '0.6931', 'grad_norm': '1.2', 'learning_rate': '5e-05', 'epoch': '0.1'}",
-            Mark(loss=0.6931),
-        ),
+        # NeMo leaves the rate out.
+        ("tqdm", "Epoch 0: :   0%|          | 5/300000 [02:16<2281:40:05, v_num=0, loss=11.00]",
+         Mark(step=5, epoch=0, total_steps=300000, loss=11.0)),
+        # Of Hugging Face's Trainer.
+        ("tqdm", "{'loss': '0.6931', 'grad_norm': '1.2', 'learning_rate': '5e-05', 'epoch': '0.1'}",
+         Mark(loss=0.6931)),
         ("tqdm", "{'loss': nan, 'epoch': 0.1}", Mark(loss=math.nan)),
-        (
-            "gpuscale",
-            '50%|█████     | 5/10 GPUSCALE {"epoch": 1, "step": 3, "loss": "nan"}',
-            Mark(step=3, epoch=1, loss=math.nan),
-        ),
+        ("gpuscale", '50%|█████     | 5/10 GPUSCALE {"epoch": 1, "step": 3, "loss": "nan"}',
+         Mark(step=3, epoch=1, loss=math.nan)),
     ],
-)
+)  # fmt: skip
 def test_variants_of_a_line_are_read(name: str, line: str, mark: Mark) -> None:
     # Of floats, a nan equals no other.
     assert repr(FORMATS[name].read(plain(line))) == repr(mark)
@@ -199,9 +164,8 @@ def test_a_real_line_of_each_format_is_read_with_or_without_a_prefix_of_launcher
 
 def test_a_pattern_of_ones_own_tells_step_epoch_samples_and_loss() -> None:
     one = by_regex(r"it=(?P<step>[\d,]+) ep=(?P<epoch>\d+) n=(?P<samples>\d+) l=(?P<loss>\S+)")
-    assert one.read("it=1,200 ep=3 n=64 l=0.5") == Mark(
-        step=1200, epoch=3, samples_per_step=64, loss=0.5
-    )
+    mark = Mark(step=1200, epoch=3, samples_per_step=64, loss=0.5)
+    assert one.read("it=1,200 ep=3 n=64 l=0.5") == mark
     assert one.read("nothing") is None
     assert by_regex(r"it=(\d+)").read("it=12 l=0.5") == Mark(step=12)
 
@@ -220,12 +184,7 @@ def test_a_pattern_that_cannot_be_used_says_why(pattern: str, message: str) -> N
     with pytest.raises(UsageError, match="--step-regex ") as error:
         by_regex(pattern)
     assert message in str(error.value)
-
-
-def test_a_refused_pattern_is_printed_as_it_was_typed_into_the_shell() -> None:
-    pattern = r"iter (\d+"
-    with pytest.raises(UsageError) as error:
-        by_regex(pattern)
+    # As it was typed into the shell.
     _, printed, *_ = shlex.split(str(error.value).partition(": ")[0])
     assert printed == pattern
 

@@ -1,12 +1,9 @@
-"""A training loop of one's own tells its steps."""
-
-import subprocess
-import sys
 import time
 import warnings
 
 import pytest
 import torch
+from command_line import python
 from statements import known
 
 from gpuscale.workload.log_formats import FORMATS
@@ -85,9 +82,6 @@ def test_lines_come_at_once_through_a_pipe_and_importing_report_is_light() -> No
         "    os.write(1, f'heavy: {heavy}'.encode())\n"
         "    os._exit(0)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    line, heavy = answer.splitlines()
+    line, heavy = python("-c", code).stdout.splitlines()
     assert read(line) == Mark(step=1, epoch=0, samples_per_step=64)
     assert heavy == "heavy: set()"

@@ -68,7 +68,5 @@ def test_a_night_that_was_asked_to_end_ends_its_program_and_remembers_who_asked_
         print(run("sleep", "600"), stop.number)
     """
     ended = f"{-signal.SIGTERM}"
-    assert done(script, tmp_path / "log") == [
-        f"{ended} {signal.SIGINT:d}",
-        f"{ended} {signal.SIGUSR1:d}",
-    ]
+    asked_by = (signal.SIGINT, signal.SIGUSR1)
+    assert done(script, tmp_path / "log") == [f"{ended} {number:d}" for number in asked_by]
