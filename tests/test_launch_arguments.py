@@ -17,15 +17,8 @@ from gpuscale.measure.schedulers.placement import (
 )
 from gpuscale.measure.schedulers.slurm import Slurm
 
-NODES = ("n1", "n2", "n3", "n4")
 
-
-@given(
-    ranks=st.integers(1, 300),
-    hosts=st.integers(1, 40),
-    slots=st.integers(1, 16),
-    first=st.integers(0, 100),
-)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 16), st.integers(0, 100))
 def test_a_run_fills_the_fewest_nodes(ranks: int, hosts: int, slots: int, first: int) -> None:
     names = [f"n{number}" for number in range(hosts)]
     placement = place(ranks, names, slots=slots, first=first)

@@ -84,9 +84,8 @@ def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Pat
         batch_per_gpu=8, warmup_steps=2, warmup_s=0.1, steps_per_window=10, windows=windows
     )
     directory.command_outcome(0).write(told)
-    made = collect_run(
-        request_for(tmp_path, "", gpus=4, nodes=2), directory, None, started_at_s=1e9, wall_s=12.0
-    )
+    asked = request_for(tmp_path, "", gpus=4, nodes=2)
+    made = collect_run(asked, directory, None, started_at_s=1e9, wall_s=12.0)
     path = tmp_path / "r.jsonl"
     path.write_text(results_text(results(made, where=HERE)))
     (read,) = read_results(path).runs

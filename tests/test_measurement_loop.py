@@ -197,28 +197,20 @@ def test_cases_get_ten_to_thirty_windows_in_budget(run_seconds: float, pausing: 
 
 
 @pytest.mark.parametrize(
-    ("step_time_s", "pausing", "steps", "windows"),
+    ("step_time_s", "run_seconds", "pausing", "plan"),
     [
-        (0.005, False, 100, 20),
-        (0.3, False, 2, 20),
-        (0.3, True, 2, 20),
-        (0.9, True, 1, 16),
-        (1.25, False, 1, 16),
-        (1.5, False, 1, 13),
-        (1.5, True, 1, 10),
-        (3.0, False, 1, 10),
-        (60.0, True, 1, 10),
+        *((0.005, 20, False, (100, 20)), (0.3, 20, False, (2, 20)), (0.3, 20, True, (2, 20))),
+        *((0.9, 20, True, (1, 16)), (1.25, 20, False, (1, 16)), (1.5, 20, False, (1, 13))),
+        *((1.5, 20, True, (1, 10)), (3.0, 20, False, (1, 10)), (60.0, 20, True, (1, 10))),
+        # A short budget shortens windows before it is overrun.
+        (0.005, 2, True, (30, 10)),
     ],
 )
 def test_slow_cases_get_fewer_windows_but_never_too_few(
-    step_time_s: float, pausing: bool, steps: int, windows: int
+    step_time_s: float, run_seconds: float, pausing: bool, plan: tuple[int, int]
 ) -> None:
-    timing = replace(PLAN, windows=20)
-    assert window_plan(step_time_s, timing, pausing=pausing) == (steps, windows)
-
-
-def test_a_short_budget_shortens_windows_before_it_is_overrun() -> None:
-    assert window_plan(0.005, replace(PLAN, run_seconds=2.0), pausing=True) == (30, 10)
+    timing = replace(PLAN, windows=20, run_seconds=run_seconds)
+    assert window_plan(step_time_s, timing, pausing=pausing) == plan
 
 
 def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock) -> None:
@@ -228,6 +220,5 @@ def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock
     windows = measure(as_training(clock, Peers(wait=wait)), PLAN, ignore, pausing=False).windows
     ends = [window.started_at_s + window.busy_s for window in windows]
     starts = [window.started_at_s for window in windows[1:]]
-    assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(
-        [0.05] * 9
-    )
+    waited_s = [start - end for start, end in zip(starts, ends, strict=False)]
+    assert waited_s == pytest.approx([0.05] * 9)

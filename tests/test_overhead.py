@@ -96,9 +96,8 @@ def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
         torch.manual_seed(42)
         request = request_for_cpu()
         case = MnistCnn()
-        batches = training_batches(
-            case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
-        )
+        size = case.named_size("smoke")
+        batches = training_batches(case, request, size, batch=4, rank=0, world_size=1)
         training = Training(case, request, DataParallelStrategy(request), batches)
         train(training)
         return parameter_digest(training.model)

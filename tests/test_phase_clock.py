@@ -7,13 +7,8 @@ from gpuscale.measure.worker import phases
 from gpuscale.measure.worker.loop import steps_per_mark
 from gpuscale.measure.worker.phases import Phase, PhaseClock
 
-SPENT_S = {
-    Phase.DATA: 1.0,
-    Phase.H2D: 2.0,
-    Phase.FORWARD: 3.0,
-    Phase.BACKWARD: 4.0,
-    Phase.OPTIMIZER: 5.0,
-}
+PHASES = (Phase.DATA, Phase.H2D, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+SPENT_S = {phase: float(number) for number, phase in enumerate(PHASES, start=1)}
 
 
 class MadeTime:
