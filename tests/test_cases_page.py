@@ -35,9 +35,8 @@ def test_the_example_with_own_data_loads_them(tmp_path: Path) -> None:
     for number in range(2):
         labels = torch.arange(64) % 4
         torch.save({"values": torch.rand(64, 256), "labels": labels}, data / f"{number}.pt")
-    session = run_pytest(tmp_path, spectra, *ARGUMENTS, "--gpus", "1", "--data-root", str(data))
-    assert session.exit_code == 0, session.output
-    (run,) = session.results.runs
+    asked = ("--gpus", "1", "--data-root", str(data))
+    (run,) = run_pytest(tmp_path, spectra, *ARGUMENTS, *asked).ended().results.runs
     assert run.configuration.data == "real"
 
 
@@ -46,12 +45,9 @@ def test_a_test_asserts_on_the_run_as_the_page_says(tmp_path: Path) -> None:
     spectra = tmp_path / write_examples(tmp_path)[0]
     fast, ahead = asserted.replace("0.05", "60"), asserted.replace("0.05", "0")
     for line, exit_code in ((fast, 0), (ahead, 1)):
-        text = re.sub(
-            r"^    (scaling\(\)|assert .*)$", f"    {line}", spectra.read_text(), flags=re.M
-        )
-        spectra.write_text(text)
-        answer = run_pytest(tmp_path, spectra.name, *ARGUMENTS, "--gpus", "1")
-        assert answer.exit_code == exit_code, answer.output
+        call = re.compile(r"^    (scaling\(\)|assert .*)$", re.MULTILINE)
+        spectra.write_text(call.sub(f"    {line}", spectra.read_text()))
+        answer = run_pytest(tmp_path, spectra.name, *ARGUMENTS, "--gpus", "1").ended(exit_code)
         assert re.search(r"^results: ", answer.output, re.MULTILINE)
 
 

@@ -70,11 +70,9 @@ def train(
     accumulate: int | None,
 ) -> tuple[str, float | None]:
     """Return the parameters after ten steps, three of them without synchronisation."""
-    batches = LoadedBatches(
-        Samples(), batch=4, rank=strategy.rank, world_size=2, workers=0, pin_memory=False
-    )
-    request = request_for("ddp", gpus=2, precision=precision)
-    request = replace(request, configuration=replace(request.configuration, accumulate=accumulate))
+    place = {"rank": strategy.rank, "world_size": 2}
+    batches = LoadedBatches(Samples(), batch=4, **place, workers=0, pin_memory=False)
+    request = request_for("ddp", gpus=2, precision=precision, accumulate=accumulate)
     training = training_type(Scheduled(), request, strategy, batches)
     torch.manual_seed(strategy.rank)
     timed_window(training, 4)

@@ -15,15 +15,11 @@ QUICK = ("--device", "cpu", "--gpus", "1,2", "--runs", "1", "--run-seconds", "0.
 
 
 class Pair(NamedTuple):
-    """Two inputs of different types."""
-
     image: torch.Tensor
     tokens: torch.Tensor
 
 
 class TwoInputs(TrainingCase):
-    """A picture and its caption."""
-
     def sample(self, index: int, size: Size) -> tuple[Pair, dict[str, Any]]:
         numbered = torch.full(size.sample_shape, index)
         return Pair(torch.ones(3, 2, 2) * index, numbered), {"label": index, "masks": [numbered]}
@@ -34,9 +30,8 @@ def batches_of(case: TrainingCase) -> PooledBatches:
 
 
 def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:
-    inputs, targets = on_device(
-        next(batches_of(TwoInputs())), torch.device("cpu"), torch.channels_last
-    )
+    batch = next(batches_of(TwoInputs()))
+    inputs, targets = on_device(batch, torch.device("cpu"), torch.channels_last)
     assert isinstance(inputs, Pair)
     assert (inputs.image.shape, inputs.tokens.dtype) == ((4, 3, 2, 2), torch.int64)
     assert inputs.image.is_contiguous(memory_format=torch.channels_last)

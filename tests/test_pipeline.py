@@ -129,7 +129,6 @@ def batches_of(case: TrainingCase, gpus: int) -> Batches:
 
 
 def left_in(model: nn.Module) -> list[list[float]]:
-    """The gradients and buffers of a model, by parameter and buffer."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return [tensor.flatten().tolist() for tensor in (*gradients, *model.buffers())]
 
@@ -171,7 +170,6 @@ def one_thread() -> Iterator[None]:
 
 
 def idle_share(training: Training) -> float:
-    """Return the share of a step in which this stage is idle."""
     training.clock.begin(1)
     training.step()
     spent = training.clock.phases()
@@ -236,8 +234,6 @@ def test_stages_are_cut_so_that_the_costliest_costs_least() -> None:
 
 
 class Whole(Blocks):
-    """A model that is not an `nn.Sequential`."""
-
     def model(self) -> nn.Module:
         return nn.Linear(3, 3)
 
@@ -256,8 +252,6 @@ class Half(Whole):
 
 
 class Sharing(Whole):
-    """Two blocks that have the same parameters."""
-
     sample_shape: ClassVar[tuple[int, ...]] = (3,)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
