@@ -72,14 +72,11 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """Files and output of a night."""
-
     exit_code: int
     output: str
     root: Path
 
     def ended(self, exit_code: int = 0) -> "Night":
-        """This night, which is expected to have ended with an exit code."""
         assert self.exit_code == exit_code, self.output
         return self
 

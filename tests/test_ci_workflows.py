@@ -34,13 +34,16 @@ def commands_of(workflow: str, first_line: str) -> str:
     return textwrap.dedent("\n".join(block))
 
 
+SHELL = ["bash", "-eo", "pipefail", "-c"]
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_workflow_measures_judges_and_hands_on_the_exit_code(checkout: Path, workflow: str) -> None:
     text = (REPOSITORY / "ci" / workflow).read_text()
     variables = dict(re.findall(r"^ +(GPUSCALE_\w+): (\S+)$", text, re.MULTILINE))
     # That of no shell's own failure.
     environment = job_environment(checkout, variables | WORKFLOWS[workflow], verdict=3)
-    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
+    command = [*SHELL, commands_of(workflow, "# Before the job")]
     night = run_night(command, checkout, environment, checkout).ended(3)
     (measured,) = night.calls("pytest")
     assert measured.startswith(
@@ -63,7 +66,7 @@ def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) 
         "GPUSCALE_DATA_ROOT": "/some data",
         "GPUSCALE_JUDGED_GPUS": "2,4",
     }
-    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
+    command = [*SHELL, commands_of(workflow, "# Before the job")]
     environment = job_environment(checkout, settings | WORKFLOWS[workflow])
     night = run_night(command, checkout, environment, checkout).ended()
     (measured,) = night.calls("pytest")
@@ -83,15 +86,8 @@ def test_github_shows_the_verdict(tmp_path: Path, compared: bool) -> None:
         (night / "comparison.md").write_text("### a verdict\n")
     summary = tmp_path / "summary.md"
     environment = {"NIGHT": JOB, "GITHUB_STEP_SUMMARY": str(summary), "PATH": os.environ["PATH"]}
-    subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", commands_of("github-actions.yml", "cd .gpuscale")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
+    commands = commands_of("github-actions.yml", "cd .gpuscale")
+    run_night([*SHELL, commands], tmp_path, environment, tmp_path).ended()
     verdict = "### a verdict\n" if compared else ""
     assert summary.read_text() == f"{verdict}\n```\nnight: regressed\n```\n"
 
@@ -111,9 +107,8 @@ def test_a_night_is_compared_before_the_service_ends_it(tmp_path: Path, workflow
         checkout = make_checkout(tmp_path / str(seconds))
         write_program(checkout / ".venv/bin/pytest", program)
         shorter = commands.replace(asked[0], asked[0].replace(f"{asked[1]}m", f"{seconds}s"))
-        command = ["bash", "-eo", "pipefail", "-c", shorter]
         environment = job_environment(checkout, variables | WORKFLOWS[workflow])
-        night = run_night(command, checkout, environment, checkout)
+        night = run_night([*SHELL, shorter], checkout, environment, checkout)
         if night.calls("pytest"):
             break
     assert night.exit_code == 5, night.output

@@ -45,12 +45,9 @@ def attempt(
     stopped_by: int | None = None,
     machine: str | None = None,
 ) -> Attempt:
+    results = make.results(*runs) if runs else None
     return Attempt(
-        exit_code=exit_code,
-        stopped_by=stopped_by,
-        items=items,
-        results=make.results(*runs) if runs else None,
-        machine=machine,
+        exit_code=exit_code, stopped_by=stopped_by, items=items, results=results, machine=machine
     )
 
 
@@ -85,15 +82,12 @@ def test_only_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
     assert len(tried.faults) == (tried in INFRASTRUCTURE)
 
 
+KILLED = "SIGKILL (out of memory?)"
+
+
 @pytest.mark.parametrize(
     ("exit_code", "name"),
-    [
-        (-1, "SIGHUP"),
-        (-9, "SIGKILL (out of memory?)"),
-        (128, "signal 0"),
-        (137, "SIGKILL (out of memory?)"),
-        (143, "SIGTERM"),
-    ],
+    [(-1, "SIGHUP"), (-9, KILLED), (128, "signal 0"), (137, KILLED), (143, "SIGTERM")],
 )
 def test_a_pytest_that_a_signal_ended_is_a_fault_by_its_name(exit_code: int, name: str) -> None:
     assert attempt(exit_code=exit_code).faults == (f"pytest was ended by {name}",)
@@ -118,11 +112,8 @@ def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
     path.write_text("<testsuites><testcase")
     assert read_items(path) == Items(count=0)
     path.write_text(ITEMS)
-    assert read_items(path) == Items(
-        count=6,
-        left_out={"3 GPUs here": "GPUs missing", "skipped by itself": ""},
-        uncollected=("test_x",),
-    )
+    left_out = {"3 GPUs here": "GPUs missing", "skipped by itself": ""}
+    assert read_items(path) == Items(count=6, left_out=left_out, uncollected=("test_x",))
 
 
 def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -> None:
@@ -140,15 +131,11 @@ WELL = attempt(make.run(2, 0.1), exit_code=0)
 ITEM_FAILED = attempt(make.run(2, 0.1), failed("raised", index=2))
 NODE_FAILED = attempt(make.run(2, 0.1), failed("killed", index=2))
 NOTHING = attempt(exit_code=1)
-NOT_UNDERSTOOD = attempt(exit_code=4)
 NOT_COLLECTED = attempt(exit_code=2, items=Items(count=1, uncollected=("test_x",)))
-NO_GPUS = attempt(exit_code=4, machine="no GPUs")
-BROKEN_ITSELF = attempt(exit_code=3)
-INTERRUPTED = attempt(exit_code=2)
-ONLY_FAILED = attempt(failed("raised"))
 NO_ITEMS = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=0))
 TIME_UP = attempt(make.run(2, 0.1), exit_code=143, stopped_by=15)
 SINGLE = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=1))
+STOPPED = "stopped by SIGTERM (the job's time limit?)"
 STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
 
@@ -173,16 +160,18 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
         (NODE_FAILED, 2, 2),
         (NODE_FAILED, None, 6),
         (NOTHING, None, 4),
-        (NOT_UNDERSTOOD, None, 2),
+        # Not understood, or without GPUs.
+        (attempt(exit_code=4), None, 2),
+        (attempt(exit_code=4, machine="no GPUs"), None, 6),
         (NOT_COLLECTED, None, 2),
-        (NO_GPUS, None, 6),
         (TIME_UP, 0, 5),
         (TIME_UP, 1, 1),
         (STOPPED_AT_THE_END, 0, 0),
         (STOPPED_AT_THE_END, 3, 3),
-        (BROKEN_ITSELF, None, 2),
-        (INTERRUPTED, None, 4),
-        (ONLY_FAILED, None, 4),
+        # Broken itself, or interrupted.
+        (attempt(exit_code=3), None, 2),
+        (attempt(exit_code=2), None, 4),
+        (attempt(failed("raised")), None, 4),
         (NO_ITEMS, 0, 5),
     ],
 )
@@ -201,13 +190,7 @@ def test_the_night_ends_with_what_matters_most(
         (WELL, 4, None, UNJUDGED),
         (NOTHING, 4, None, "nothing was measured"),
         (NOTHING, 2, None, "it could not be run or judged"),
-        (
-            TIME_UP,
-            5,
-            0,
-            "not everything was measured; of what was measured: ok; stopped by SIGTERM "
-            "(the job's time limit?)",
-        ),
+        (TIME_UP, 5, 0, f"not everything was measured; of what was measured: ok; {STOPPED}"),
     ],
 )
 def test_a_night_says_how_it_ended(
@@ -217,23 +200,21 @@ def test_a_night_says_how_it_ended(
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "words"),
+    ("job_code", "ending", "code", "words"),
     [
-        (JobState(stage="ended", exit_code=3, ending=Ending.COMPLETED), 3, "not shown to be fine"),
-        (JobState(stage="ended", exit_code=0, ending=Ending.COMPLETED), 0, "ok"),
-        (
-            JobState(stage="ended", exit_code=4, ending=Ending.FAILED),
-            4,
-            "nothing was judged, as is",
-        ),
-        (JobState(stage="ended", exit_code=7, ending=Ending.COMPLETED), 2, "exit code 7"),
-        (JobState(stage="ended", exit_code=None, ending=Ending.COMPLETED), 2, "no exit code"),
-        (JobState(stage="ended", exit_code=0, ending=Ending.RESOURCES_LOST), 6, "infrastructure"),
-        (JobState(stage="ended", exit_code=0, ending=Ending.TIME_UP), 5, "its time was up"),
+        (3, Ending.COMPLETED, 3, "not shown to be fine"),
+        (0, Ending.COMPLETED, 0, "ok"),
+        (4, Ending.FAILED, 4, "nothing was judged, as is"),
+        (7, Ending.COMPLETED, 2, "exit code 7"),
+        (None, Ending.COMPLETED, 2, "no exit code"),
+        (0, Ending.RESOURCES_LOST, 6, "infrastructure"),
+        (0, Ending.TIME_UP, 5, "its time was up"),
     ],
 )
-def test_a_job_that_did_not_end_as_a_night_does(state: JobState, code: int, words: str) -> None:
-    found, meaning = job_exit(state)
+def test_a_job_that_did_not_end_as_a_night_does(
+    job_code: int | None, ending: Ending, code: int, words: str
+) -> None:
+    found, meaning = job_exit(JobState(stage="ended", exit_code=job_code, ending=ending))
     assert int(found) == code
     assert meaning.startswith(words)
 
@@ -247,9 +228,8 @@ def test_a_night_is_recorded_with_the_build_that_judged_it(
     (tmp_path / "judge.py").write_text("MARGIN = 0.03")
     assert first == same != NightRecord.own_build()
     assert re.fullmatch(rf"{re.escape(__version__)} \([0-9a-f]{{12}}\)", first)
-    assert (
-        f"gpuscale: {first}\n" in record_files(NightRecord(night="ok", gpuscale=first))["night.txt"]
-    )
+    files = record_files(NightRecord(night="ok", gpuscale=first))
+    assert f"gpuscale: {first}\n" in files["night.txt"]
 
 
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:

@@ -95,14 +95,8 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     job = replace(known.job, variables={"NASTY": nasty})
     script = job_script(request(replace(known, node=GpuNodes(gpus=1), job=job), (1,)))
     (line,) = re.findall(r"^export NASTY=.*$", script, re.MULTILINE)
-    shown = subprocess.run(
-        ["bash", "-c", f'{line}; printf %s "$NASTY"'],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout == nasty
+    words = ["bash", "-c", f'{line}; printf %s "$NASTY"']
+    assert subprocess.check_output(words, cwd=tmp_path, text=True) == nasty
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,9 +282,8 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert (site / "submitted").read_text() == written.read_text()
     calls = (site / "calls").read_text()
     # Where this environment has gpuscale installed, the job of a folder without one is told so.
-    assert re.match(
-        rf"qsub -terse (-v GPUSCALE_VENV )?{re.escape(str(written.relative_to(site)))}\n", calls
-    )
+    place = re.escape(str(written.relative_to(site)))
+    assert re.match(rf"qsub -terse (-v GPUSCALE_VENV )?{place}\n", calls)
     told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
     gpuscale("submit", "arc4", "--yes", cwd=site, variables=environment | told)
     again = (site / "calls").read_text().removeprefix(calls)

@@ -77,14 +77,8 @@ def gpuscale(
     python: Path, *words: str, cwd: Path, variables: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [python.with_name("gpuscale"), *words],
-        cwd=cwd,
-        env={**own, **(variables or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, env = [str(python.with_name("gpuscale")), *words], {**own, **(variables or {})}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def test_the_wheel_judges_without_torch(light: Path, tmp_path: Path) -> None:
