@@ -47,8 +47,6 @@ def additive(losses: Mapping[int, float]) -> Callable[[Applied], float]:
 
 
 class Truth(NamedTuple):
-    """What is true of one simulated bisection."""
-
     culprits: frozenset[int]
     effect: Callable[[Applied], float]
 
@@ -106,8 +104,6 @@ def culprits(found: Bisection) -> frozenset[int]:
 
 @dataclass(slots=True)
 class Tally:
-    """How bisections ended."""
-
     right: int = 0
     wrong: int = 0
     """Something named as proved that is no culprit."""

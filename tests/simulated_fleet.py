@@ -70,16 +70,12 @@ class Fleet:
 
     def visit(self, node: int, job: int, at: float, *, is_control: bool = False) -> NodeVisit:
         level = math.log(0.2) + self.drift(min(at, 1.0))
-        times = tuple(
-            (
-                row,
-                tuple(
-                    math.exp(level + effect + self.rng.gauss(0, self.noise))
-                    for _ in range(self.runs)
-                ),
-            )
-            for row, effect in self.effects[node].items()
-        )
+
+        def times_s(effect: float) -> tuple[float, ...]:
+            logs_s = (level + effect + self.rng.gauss(0, self.noise) for _ in range(self.runs))
+            return tuple(map(math.exp, logs_s))
+
+        times = tuple((row, times_s(effect)) for row, effect in self.effects[node].items())
         return NodeVisit(
             node=self.name(node),
             kind="gpu, simulated",

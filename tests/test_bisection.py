@@ -12,7 +12,6 @@ from bisecting import (
     additive,
     culprits,
     loss_of_a_culprit,
-    plain_halving,
     search,
     searched,
     truth,
@@ -30,12 +29,10 @@ def machine(losses: dict[int, float], *, seed: int = 1, noise: float = 0.002) ->
 
 @pytest.mark.parametrize(
     ("noise", "sizes", "count", "fewest_right"),
-    [
-        (0.01, (4, 40), 25, 22),
-        *(
-            pytest.param(noise, (4, 11, 33, 64), 400, 380, marks=pytest.mark.thorough)
-            for noise in (0.001, 0.005, 0.01, 0.02, 0.05)
-        ),
+    [(0.01, (4, 40), 25, 22)]
+    + [
+        pytest.param(noise, (4, 11, 33, 64), 400, 380, marks=pytest.mark.thorough)
+        for noise in (0.001, 0.005, 0.01, 0.02, 0.05)
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,16 +51,6 @@ def test_culprits_of_every_kind_are_found_in_few_trials_and_no_others(
         if kind in ("one", "two", "three", "partial"):
             proofs = 3 + 2 * 3
             assert tally.trials / count <= 1.5 * of_each * math.log2(changes) + proofs
-
-
-def test_halving_by_a_threshold_errs_where_this_search_does_not() -> None:
-    wrong = 0
-    for seed in range(20):
-        rng = random.Random(seed)
-        true = truth("one", 16, 0.03, rng)
-        wrong += plain_halving(Machine(true.effect, 0.005, rng), 16) != true.culprits
-        assert culprits(search(Machine(true.effect, 0.005, rng), 16)) == true.culprits
-    assert wrong > 10
 
 
 def test_a_proof_has_both_speeds() -> None:
@@ -135,17 +122,13 @@ def test_groups_are_split_last() -> None:
 
 def test_a_run_that_fails_once_is_made_again() -> None:
     made = machine({3: 0.1})
-    failed: set[int] = set()
 
     def once(applied: Applied) -> float | None:
         log_s = made.make_run(applied)
-        if made.runs == 4:
-            failed.add(made.runs)
-            return None
-        return log_s
+        return None if made.runs == 4 else log_s
 
     found = known(searched(once, range(8)))
-    assert failed
+    assert made.runs > 4
     assert (found.finding, culprits(found)) == (BisectionFinding.FOUND, frozenset({3}))
 
 
