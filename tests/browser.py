@@ -54,8 +54,6 @@ addEventListener("load", () => {{
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Chromium's findings about a page."""
-
     overflow: int
     """Pixels by which the page is wider than its window."""
     cut: Sequence[str]

@@ -63,12 +63,10 @@ def test_any_other_text_is_a_usage_error_and_nothing_else(text: str) -> None:
 
 def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(
-        tmp_path,
-        *("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"),
-        *("--inject", "data=5ms", "--inject", "slow-rank=1:1.2", "--results", "n.jsonl"),
-        *("--benchmark-json", "benchmark.json"),
-    ).ended()
+    asked = ("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
+    faults = ("--inject", "data=5ms", "--inject", "slow-rank=1:1.2")
+    into = ("--results", "n.jsonl", "--benchmark-json", "benchmark.json")
+    session = run_pytest(tmp_path, *asked, *faults, *into).ended()
     for benchmark in json.loads((tmp_path / "benchmark.json").read_text())["benchmarks"]:
         assert benchmark["extra_info"]["injections"] == ["data=5ms", "slow-rank=1:1.2"]
     assert session.output.count(WARNING) == 2

@@ -2,16 +2,12 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import python_in
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 from statements import known
 from warm_sessions import AT_FIRST, environment_of_sessions
-
-from gpuscale.store.results import read_results
 
 QUICK = ("--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
@@ -22,16 +18,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("session")
     case = 'class MnistCnn(Tiny):\n    strategies = ("dp", "ddp")\n\n\nCase = MnistCnn'
     write_case(folder, case)
-    return run_pytest(
-        folder,
-        *("--gpus", "1,2,64", "--runs", "2", "--device", "cpu", "--run-seconds", "0.1", "-rs"),
-        *("--benchmark-json", "benchmark.json"),
-    )
-
-
-def command(session: Session, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python module run where the session was."""
-    return python_in(session.folder, "-m", *arguments)
+    asked = ("--gpus", "1,2,64", "--runs", "2", "--device", "cpu", "--run-seconds", "0.1", "-rs")
+    return run_pytest(folder, *asked, "--benchmark-json", "benchmark.json")
 
 
 def test_the_first_line_says_that_cpu_ranks_are_measured(session: Session) -> None:
@@ -99,9 +87,8 @@ def test_one_table_is_shown_and_pytest_benchmarks_if_asked_for(
 
 
 def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> None:
-    session = run_pytest(
-        tmp_path, str(BENCH_CASES), "--gpus", "1,2", "--device", "cpu", "--collect-only", "-q"
-    ).ended()
+    asked = ("--gpus", "1,2", "--device", "cpu", "--collect-only", "-q")
+    session = run_pytest(tmp_path, str(BENCH_CASES), *asked).ended()
     runs = re.findall(r"::.*run(\d)\]", session.output)
     assert runs == sorted(runs)
     # dp on two CPU ranks is impossible, and one item says so.
@@ -118,20 +105,15 @@ def test_without_gpus_asked_for_nothing_is_measured_and_the_reason_is_given(tmp_
 @pytest.mark.thorough
 def test_options_become_part_of_what_identifies_a_result(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(
-        tmp_path,
-        *QUICK,
-        *("--gpus", "3", "--oversubscribe", "--results", "chosen.jsonl"),
-        *("--precision", "bf16", "--threads-per-rank", "2"),
-    ).ended()
-    (run,) = read_results(tmp_path / "chosen.jsonl").runs
+    asked = ("--gpus", "3", "--oversubscribe", "--precision", "bf16", "--threads-per-rank", "2")
+    session = run_pytest(tmp_path, *QUICK, *asked).ended()
+    (run,) = session.results.runs
     assert [rank.rank for rank in run.ranks] == [0, 1, 2]
     assert (run.configuration.precision, run.configuration.threads_per_rank) == ("bf16", 2)
     assert "bf16" in session.output.split(" scaling -")[1]
 
 
 def readme_case() -> str:
-    """The README's example of a case."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     blocks: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (case,) = [block for block in blocks if "TrainingCase" in block]
@@ -179,12 +161,8 @@ def test_a_checkouts_plugin_measures_with_importlib_mode(tmp_path: Path) -> None
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "test_digits_mlp.py").write_text(readme_case())
-    session = run_pytest(
-        tmp_path,
-        *("-p", "gpuscale.plugin", "-p", "pytest_benchmark.plugin"),
-        *QUICK,
-        *("--import-mode", "importlib", "--gpus", "2"),
-        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
-        PYTHONPATH=str(REPOSITORY),
-    ).ended()
+    plugins = ("-p", "gpuscale.plugin", "-p", "pytest_benchmark.plugin")
+    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
+    asked = ("--import-mode", "importlib", "--gpus", "2")
+    session = run_pytest(tmp_path, *plugins, *QUICK, *asked, **variables).ended()
     assert session.results.runs[0].is_valid

@@ -36,10 +36,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"runs": "3:8"}, "--runs 3:8 needs a --baseline to end early; add one, or write 8"),
         ({"baseline": "b.json", "runs": "9:9"}, "confirm a loss; write --runs 3:9, or leave"),
         ({"strategy": "zero"}, "--strategy: there is no 'zero'; choose from dp, ddp"),
-        (
-            {"strategy": "lightnig"},
-            "--strategy: there is no 'lightnig' (did you mean 'lightning'?)",
-        ),
+        ({"strategy": "lightnig"}, "--strategy: there is no 'lightnig' (did you mean 'lightning'"),
         ({"launcher": "torchrun"}, "--launcher: there is no 'torchrun'; choose from local, slurm"),
         ({"timeout": "-3"}, "--timeout: '-3' is not a number of seconds above 0"),
         ({"run_seconds": "900"}, "no run ends within its --timeout of 600 s; add --timeout 1800"),
@@ -151,7 +148,6 @@ def test_items_that_cannot_be_measured_together_are_refused_before_any_is(
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """Tests and cases that cannot become items."""
     folder = tmp_path_factory.mktemp("broken")
     for name, mark in (("no_case", ""), ("no_class", "@pytest.mark.gpuscale(case=42)\n")):
         text = f"import pytest\n\n{mark}def test_forgotten(scaling):\n    scaling()\n"

@@ -29,7 +29,6 @@ class Screen:
         self._wraps = True
 
     def feed(self, output: str) -> None:
-        """Draw what a process wrote."""
         for token in TOKEN.findall(output):
             if token == "\x1b7":
                 # What scrolls moves under a saved place: rows are counted from the last one.
@@ -122,14 +121,11 @@ def test_a_terminal_hears_at_once_that_a_session_begins(session: tuple[Path, str
 
 
 def test_a_session_says_how_long_it_still_takes(session: tuple[Path, str]) -> None:
-    output = session[1]
-    assert re.search(r"PASSED [^ ]+ [^ ]+/step, [\d.]+ s left", output)
+    assert re.search(r"PASSED [^ ]+ [^ ]+/step, [\d.]+ s left", session[1])
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_the_time_left_is_left_out_if_a_line_fits_only_without_it(
-    tmp_path: Path, columns: int
-) -> None:
+def test_the_time_left_needs_room_in_the_line(tmp_path: Path, columns: int) -> None:
     # The ID takes 49 columns.
     words = ("--gpus", "1", "--runs", "2", "--device", "cpu", "--name", "a" * 16)
     figure = ("--figure", "t (?P<t_s>.+) s", "--better", "t_s=less")
@@ -186,10 +182,10 @@ def test_a_command_is_called_silent_only_without_a_line(
     assert stream.getvalue() == ("" if line else shown)
 
 
-def test_the_bar_fills_with_what_is_done() -> None:
-    assert progress_text("window", 0, 10) == f"{'░' * 20} window 0/10"
-    assert progress_text("window", 5, 10) == f"{'█' * 10}{'░' * 10} window 5/10"
-    assert progress_text("window", 10, 10) == f"{'█' * 20} window 10/10"
+@pytest.mark.parametrize("done", [0, 5, 10])
+def test_the_bar_fills_with_what_is_done(done: int) -> None:
+    bar = "█" * 2 * done + "░" * 2 * (10 - done)
+    assert progress_text("window", done, 10) == f"{bar} window {done}/10"
 
 
 @pytest.mark.parametrize("room", range(40))

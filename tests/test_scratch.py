@@ -32,17 +32,9 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_folder_is_gone_after_its_use(tmp_path: Path) -> None:
-    with scratch_folder(".run-", within=tmp_path) as folder:
-        assert folder.parent == tmp_path
-        assert folder.is_dir()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    words = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         held = Path(process.stdout.readline().strip())
@@ -56,33 +48,24 @@ def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Pa
         assert not held.exists()
 
 
-def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) -> None:
-    lasting, failing, temporary = tmp_path / "lasting", tmp_path / "failing", short_folder
-    lasting.mkdir()
-    failing.mkdir()
-    write_case(lasting, "Case = Tiny")
-    options = ("--gpus", "2", "--runs", "1", "--device", "cpu")
-    killed = start_pytest(lasting, *options, "--run-seconds", "60", TMPDIR=str(temporary))
-    while not [*temporary.glob("gpuscale-run-*/progress")]:
+def test_runs_that_are_killed_fail_or_load_leave_nothing_behind(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    raises = "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
+    for name, case in (("lasting", "Case = Tiny"), ("failing", raises), ("loading", "Case = Tiny")):
+        (tmp_path / name).mkdir()
+        write_case(tmp_path / name, case)
+    temporary = {"TMPDIR": str(short_folder)}
+    options = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds")
+    killed = start_pytest(tmp_path / "lasting", *options, "60", **temporary)
+    while not [*short_folder.glob("gpuscale-run-*/progress")]:
         assert killed.poll() is None
         time.sleep(0.1)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    write_case(
-        failing, "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
-    )
-    run_pytest(failing, *options, TMPDIR=str(temporary)).ended(1)
+    run_pytest(tmp_path / "failing", *options, "0.5", **temporary).ended(1)
+    loaders = ("--data", "loader", "--data-workers", "1")
+    run_pytest(tmp_path / "loading", *options, "0.5", *loaders, **temporary).ended()
     # torch makes an empty folder for what it compiles, whatever is run.
-    left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
-    assert left == []
-
-
-def test_loaders_of_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    loader = ("--data", "loader", "--data-workers", "1")
-    options = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.5", *loader)
-    session = run_pytest(tmp_path, *options, TMPDIR=str(short_folder))
-    (run,) = session.results.runs
-    assert run.is_valid, session.output
     left = [path for path in short_folder.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []

@@ -1,6 +1,5 @@
 """Sessions that go on from results: what they leave out, what they judge, how they end."""
 
-import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from statements import known
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.results_file import Recorder
-from gpuscale.records import Environment, Results, Run
+from gpuscale.records import Environment, Results
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter, read_results
 
@@ -34,11 +33,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "night.jsonl"
     options = ("--gpus", "1,2", "--runs", "2", "--results", "night.jsonl")
     session = start_pytest(folder, *QUICK, *options)
-    assert within_limit(
-        lambda: (
-            session.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") >= 3)
-        )
-    )
+    assert within_limit(lambda: path.exists() or session.poll() is not None)
+    assert within_limit(lambda: path.read_bytes().count(b"\n") >= 3 or session.poll() is not None)
     assert session.poll() is None, (folder / "log").read_text()
     session.send_signal(signal.SIGKILL)
     session.wait()
@@ -50,7 +46,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(killed: Path) -> Session:
-    """The session that goes on from there."""
     arguments = ("--gpus", "1,2", "--runs", "2", "--resume", "night.jsonl", "-rs")
     return run_pytest(killed, *QUICK, *arguments)
 
@@ -66,12 +61,6 @@ def test_a_killed_session_goes_on_where_it_was(killed: Path, resumed: Session) -
     table = resumed.output.split(" scaling -")[1]
     assert len(re.findall(r"^tiny/ddp +[12] +2 ", table, re.MULTILINE)) == 2
     assert len(list(killed.glob("night.jsonl.*.cut-short"))) == 1
-
-
-def test_results_record_the_content_of_the_file_with_their_case(killed: Path) -> None:
-    (file,) = killed.glob("test_*.py")
-    scripts = read_results(killed / "night.jsonl").environment.scripts
-    assert scripts == {file.name: sha256(file.read_bytes()).hexdigest()[:12]}
 
 
 def test_case_files_of_one_name_are_recorded_with_their_folders(tmp_path: Path) -> None:
@@ -94,15 +83,6 @@ def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: 
     assert "precision: fp32 → bf16" in other.output
     assert path.read_bytes() == before
 
-    header, *lines = before.decode().splitlines(keepends=True)
-    changed = json.loads(header)
-    changed["environment"]["torch_version"] = "1.0"
-    elsewhere = path.with_name("elsewhere.jsonl")
-    elsewhere.write_text("".join([json.dumps(changed) + "\n", *lines]))
-    session = run_pytest(killed, *QUICK, "--gpus", "1", "--resume", elsewhere.name).ended(4)
-    assert "torch_version: 1.0 → " in session.output
-    assert "Traceback" not in session.output
-
 
 def test_runs_of_a_changed_case_are_not_added_to_those_before(
     killed: Path, resumed: Session
@@ -120,34 +100,20 @@ def test_runs_of_a_changed_case_are_not_added_to_those_before(
 
 @pytest.fixture(scope="module")
 def real(killed: Path, resumed: Session) -> Results:
-    """Results of this machine, with a valid run on 1 GPU."""
     return read_results(killed / "night.jsonl")
 
 
-def lasting(real: Results, case: str, steps_s: Sequence[float]) -> list[Run]:
-    """Real runs on 1 GPU with a changed step time."""
-    run = next(run for run in real.runs if run.gpus == 1)
-    steps = known(run.steps_per_window)
-    return [
-        replace(
-            run,
-            configuration=replace(run.configuration, case=case),
-            index=index,
-            windows=tuple(
-                replace(window, time_s=step_s * steps, busy_s=(step_s * steps,))
-                for window in run.windows
-            ),
-        )
-        for index, step_s in enumerate(steps_s, start=1)
-    ]
-
-
 def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[float]]) -> Results:
-    """A results file with such runs of some cases."""
+    """A results file of some cases: a real run on 1 GPU, with these step times."""
+    run = next(run for run in real.runs if run.gpus == 1)
     with ResultsWriter(path, replace(real, created_at=datetime.now(UTC).isoformat())) as file:
         for case, times_s in steps_s.items():
-            for run in lasting(real, case, times_s):
-                file.append(run)
+            configuration = replace(run.configuration, case=case)
+            for index, step_s in enumerate(times_s, start=1):
+                time_s = step_s * known(run.steps_per_window)
+                windows = [replace(w, time_s=time_s, busy_s=(time_s,)) for w in run.windows]
+                own = {"configuration": configuration, "index": index, "windows": (*windows,)}
+                file.append(replace(run, **own))
     return read_results(path)
 
 

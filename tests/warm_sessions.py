@@ -56,8 +56,6 @@ _SERVERS: dict[_Variables, _Server] = {}
 
 
 class _Request(NamedTuple):
-    """A request to start a process."""
-
     folder: str
     words: list[str]
     variables: dict[str, str]
@@ -94,7 +92,6 @@ class WarmProcess:
         return self.wait()
 
     def wait(self, timeout: float = TIMEOUT_S) -> int:
-        """The exit code, once the process has ended."""
         if self._code is None:
             with self.limited_to(timeout):
                 self._code = self._asked(self.pid)
@@ -115,7 +112,6 @@ class WarmProcess:
             late.cancel()
 
     def _asked(self, request: object) -> int:
-        """The server's answer to a request."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(f"{json.dumps(request)}\n")
