@@ -10,7 +10,6 @@ from changing import replace
 from command_line import gpuscale, refusal
 
 from gpuscale.records import HostLoad, NodeEvidence, Results
-from gpuscale.reports.phrases import to_minutes
 from gpuscale.store.files import read_baseline
 
 ONE_AND_TWO = {1: (1.0, 1.001, 0.999) * 2, 2: (1.1, 1.102, 1.098) * 2}
@@ -62,61 +61,6 @@ def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> N
     assert "if a fault explains it: gpuscale leave-out FILE --because TEXT" in answer.stdout
 
 
-def update(*options: str) -> Sequence[str]:
-    return ("baseline", "update", "b.json", "later.jsonl", *options)
-
-
-def test_nothing_is_written_that_was_not_approved(shell: Shell) -> None:
-    path = shell.recorded()
-    before = path.read_bytes()
-    answer = shell(*update())
-    assert answer.returncode == 3
-    assert "judged      REGRESSED: E(2) fell by 15." in answer.stdout
-    assert answer.stdout.endswith(
-        "b.json: nothing was written; approve with --reason TEXT and --accept all, or "
-        "mnist_cnn/ddp@1, mnist_cnn/ddp@2\n"
-    )
-    assert shell(*update("--accept", "all")).returncode == 2
-    assert shell(*update("--accept", "all", "--reason", "  ")).returncode == 2
-    assert shell(*update("--accept", "resnet50", "--reason", "r")).returncode == 2
-    assert path.read_bytes() == before
-
-
-def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
-    path = shell.recorded()
-    before = read_baseline(path)
-    answer = shell(*update("--accept", "mnist_cnn@2", "--reason", "new\nNCCL"))
-    assert answer.returncode == 0
-    assert "b.json: 1 of 2 changes written\n" in answer.stdout
-    assert "note: mnist_cnn/ddp on 1 GPU is unchanged: speedups are now" in answer.stdout
-    after = read_baseline(path)
-    kept, changed = (tuple(run for run in after.runs if run.gpus == gpus) for gpus in (1, 2))
-    assert kept == tuple(run for run in before.runs if run.gpus == 1)
-    assert {run.allocation for run in changed} == {"18"}
-    (change,) = after.history
-    assert change.reason == "new NCCL"
-    assert {run.gpus for run in change.replaced} == {2}
-    shown = shell("show", "b.json").stdout
-    assert f"updated   {to_minutes(change.at)} UTC, see below\n" in shown
-    assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
-    rest = ("--accept", "all", "--reason", "the rest")
-    assert shell(*update(*rest)).returncode == 0
-    assert shell(*update()).stdout == "nothing would change\n"
-
-
-def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None:
-    path = shell.recorded()
-    before = path.read_bytes()
-    approved = ("--accept", "all", "--reason", "r")
-    shell.write("later", replace(measured(SLOWER), injections=("data=5ms",)))
-    assert "faults made on purpose (data=5ms)" in shell(*update(*approved)).stderr
-    shell.write("later", replace(measured(SLOWER), environment=environment("NVIDIA A100-SXM4")))
-    said = refusal(*update(*approved))
-    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in said
-    assert "so make another one with 'gpuscale baseline record'" in said
-    assert path.read_bytes() == before
-
-
 def added(*names: str) -> Sequence[str]:
     return ("baseline", "update", "--add", "b.json", *(f"{name}.jsonl" for name in names))
 
@@ -135,7 +79,7 @@ def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> No
     repeated = "gpuscale: left out: 12 repeated runs; each counts once\n"
     answer = shell(*added("night"))
     assert (answer.stdout, answer.stderr) == ("nothing would change\n", repeated)
-    answer = shell(*added("night", "second", "third"), "--reason", "more nights")
+    answer = shell(*added("night", "second", "third"), "--reason", "more\nnights")
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr == repeated
     assert "6 runs in 1 allocation → 12 runs in 3 allocations" in answer.stdout
@@ -197,14 +141,7 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)
     assert answer.returncode == 2
-    *lines, first, second = answer.stderr.splitlines()
-    head = " ".join(lines)
-    assert head.startswith(
-        "gpuscale: nothing was written: add runs (--runs 6 --resume noisy.jsonl)"
-    )
-    assert head.endswith("with --weak; only losses above 20 % would be found in 19 of 20 nights:")
-    assert {row[:16] for row in (first, second)} == {"  mnist_cnn/ddp "}
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, answer.stderr.splitlines())) <= 100
     busy = NodeEvidence(host="node1", load=HostLoad(other_cores=1.7, cores=2))
     runs = tuple(replace(run, nodes=(busy,)) for run in noisy.runs)
     shell.write("noisy", replace(noisy, runs=runs))
@@ -230,38 +167,6 @@ def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shel
     baselines = Path(__file__).parent.parent / "baselines"
     published = str(next(baselines.glob("*.json")))
     assert "has no measured runs; give it first" in refusal("compare", "earlier.jsonl", published)
-
-
-def test_nights_that_would_hide_losses_are_not_added_unasked(shell: Shell) -> None:
-    path = shell.recorded()
-    before = path.read_bytes()
-    names = [f"n{number}" for number in range(4)]
-    for name, factor in zip(names, (1.0, 1.3, 0.75, 0.6), strict=True):
-        shell.write(name, measured({1: (factor,), 2: (1.1 * factor,)}, job_id=name))
-    accepted = ("--accept", "all", "--reason", "they are what we have")
-    answer = shell(*added(*names), *accepted)
-    assert answer.returncode == 2, answer.stdout
-    assert "nothing was written: add a night" in answer.stderr
-    assert "; only losses above 20 % would be found in 19 of 20" in answer.stderr
-    assert path.read_bytes() == before
-    assert shell(*added(*names), *accepted, "--weak").returncode == 0
-
-
-def test_a_baseline_of_nights_promises_what_compare_then_says_of_one_more(shell: Shell) -> None:
-    def night(name: str, slow: float) -> Path:
-        times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
-        return shell.write(name, measured(times, job_id=name))
-
-    names = [f"n{number}" for number in range(7)]
-    for name, slow in zip(names, (1.0, 1.03, 0.97, 1.02, 0.98, 1.01, 0.99), strict=True):
-        night(name, slow)
-    files = [f"{name}.jsonl" for name in names]
-    record = ("baseline", "record", *files[:6], "--cluster", "Here", "-o", "b.json")
-    promised = shell(*record).stdout
-    loss = promised.rpartition("one night of 3 runs a row would find: ")[2].strip()
-    assert f"; a loss of {loss} would be found in 19 of 20 nights" in " ".join(
-        shell("compare", "b.json", files[6]).stdout.split()
-    ), promised
 
 
 def test_a_baseline_is_too_weak_if_one_night_finds_little_whatever_all_would(shell: Shell) -> None:

@@ -3,11 +3,11 @@
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from builders import CNN, measured
+from builders import measured
 from changing import replace
 from format_page import example
 
@@ -15,7 +15,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.cli.baseline_update import accepted, additions, smallest_losses
 from gpuscale.judge.baseline import baseline_from_results, entries_of, proposals, revised
 from gpuscale.judge.compare import compare
-from gpuscale.records import Baseline, Configuration, GpuDevice, Results, Run
+from gpuscale.records import Baseline, GpuDevice, Results, Run
 from gpuscale.store.file_formats import decode_baseline, decode_results, encode_baseline
 
 EXAMPLE = decode_results(example("results"))
@@ -114,12 +114,6 @@ THEN = {1: [1.0] * 6, 2: [1.1] * 6}
 AT = "2026-12-01T09:00:00+00:00"
 
 
-def night_of(
-    times_s: Mapping[int, Sequence[float]], job_id: str, configuration: Configuration = CNN
-) -> Results:
-    return measured(times_s, job_id=job_id, configuration=configuration)
-
-
 def recorded(*nights: Results) -> Baseline:
     baseline = baseline_from_results(nights, name="n", cluster="c")
     return replace(baseline, recorded_by="alice")
@@ -130,39 +124,14 @@ def revise(baseline: Baseline, *nights: Results, accept: Sequence[str] = ("all",
     return revised(baseline, chosen, nights, reason="new NCCL", at=AT, by="bob")
 
 
-def test_only_what_differs_is_proposed() -> None:
-    then = night_of(THEN, "17")
-    baseline = recorded(then)
-    assert proposals(baseline, [then]) == ()
-    now = night_of({1: [1.0] * 6, 2: [1.2] * 6, 4: [1.3] * 6}, "17")
-    found = proposals(baseline, [now])
-    assert [(p.label, not p.old) for p in found] == [
-        ("mnist_cnn/ddp on 2 GPUs", False),
-        ("mnist_cnn/ddp on 4 GPUs", True),
-    ]
-    assert found[0].old == baseline.runs[6:]
-    assert [each.step_time_s for each in found[0].new] == [1.2] * 6
-    # The same times of another night_of are another measurement.
-    assert len(proposals(baseline, [night_of(THEN, "18")])) == 2
-
-
-def test_short_entries_are_shown_but_cannot_be_accepted() -> None:
-    baseline = recorded(night_of(THEN, "17"))
-    now = night_of({1: [1.0] * 2, 2: [1.2] * 6}, "18")
-    found = proposals(baseline, [now])
-    assert found[0].obstacle == "has 2 valid runs, and an entry needs 3"
-    assert [p.label for p in accepted(found, ["all"])] == ["mnist_cnn/ddp on 2 GPUs"]
-    with pytest.raises(UsageError, match=r"on 1 GPU has 2 valid runs, and an entry needs 3; noth"):
-        accepted(found, ["mnist_cnn/ddp@1"])
-
-
 def test_fewer_runs_or_allocations_than_before_are_warned_of() -> None:
-    before = recorded(night_of(THEN, "17"), night_of(THEN, "18"))
-    found = proposals(before, [night_of({1: [1.0] * 12, 2: [1.2] * 5}, "19")])
+    before = recorded(measured(THEN, job_id="17"), measured(THEN, job_id="18"))
+    found = proposals(before, [measured({1: [1.0] * 12, 2: [1.2] * 5}, job_id="19")])
     assert ["allocations 2 → 1" in each.remark for each in found] == [True, True]
     assert ["runs" in each.remark for each in found] == [False, True]
     assert not any(
-        each.remark for each in proposals(recorded(night_of(THEN, "1")), [night_of(THEN, "2")])
+        each.remark
+        for each in proposals(recorded(measured(THEN, job_id="1")), [measured(THEN, job_id="2")])
     )
 
 
@@ -176,13 +145,15 @@ def test_fewer_runs_or_allocations_than_before_are_warned_of() -> None:
     ],
 )
 def test_a_selector_names_one_row_or_a_whole_case(selectors: list[str], rows: list[int]) -> None:
-    found = proposals(recorded(night_of(THEN, "17")), [night_of(THEN, "18")])
+    found = proposals(recorded(measured(THEN, job_id="17")), [measured(THEN, job_id="18")])
     assert [proposal.entry.gpus for proposal in accepted(found, selectors)] == rows
 
 
 def test_history_keeps_the_old_value_and_the_reason() -> None:
-    before = recorded(night_of(THEN, "17"))
-    after = revise(before, night_of({1: [1.0] * 6, 2: [1.2] * 6}, "18"), accept=["mnist_cnn@2"])
+    before = recorded(measured(THEN, job_id="17"))
+    after = revise(
+        before, measured({1: [1.0] * 6, 2: [1.2] * 6}, job_id="18"), accept=["mnist_cnn@2"]
+    )
     assert after.runs[:6] == before.runs[:6]
     assert {each.step_time_s for each in after.runs[6:]} == {1.2}
     assert {each.allocation for each in after.runs[6:]} == {"18"}
@@ -195,10 +166,10 @@ def test_history_keeps_the_old_value_and_the_reason() -> None:
 
 
 def test_environments_go_with_the_last_of_their_runs() -> None:
-    before = recorded(night_of(THEN, "17"))
-    half = revise(before, night_of(THEN, "18"), accept=["mnist_cnn@2"])
+    before = recorded(measured(THEN, job_id="17"))
+    half = revise(before, measured(THEN, job_id="18"), accept=["mnist_cnn@2"])
     assert set(half.environments) == {"17", "18"}
-    whole = revise(half, night_of(THEN, "19"))
+    whole = revise(half, measured(THEN, job_id="19"))
     assert set(whole.environments) == {"19"}
     assert whole.history[0] == half.history[0]
 
@@ -214,7 +185,7 @@ def test_a_loss_is_kept_out_of_a_growing_baseline_and_good_nights_are_not() -> N
             gpus: [loss**gpus * (1 + whole + noise.gauss(0, 0.003)) for _ in range(3)]
             for gpus in (1, 2)
         }
-        return night_of(times, str(job))
+        return measured(times, job_id=str(job))
 
     for _ in range(20):
         baseline = recorded(drawn(1, 1.0))

@@ -273,29 +273,3 @@ def test_a_column_may_be_said_to_be_one_that_is_known() -> None:
     told = refusals(text, Defaults(columns={"Aufbau": "colour", "Bau": "name"}))
     assert "'colour' is neither name, nor skip, nor a known header" in told[0]
     assert "--column: no column is 'Bau'; there are 'Aufbau', 'Karten'" in told[2]
-
-
-@pytest.mark.parametrize("name", ["arc4", "cte-power", "juwels-booster"])
-def test_the_figures_of_a_shipped_baseline_can_be_imported(name: str) -> None:
-    baseline = read_baseline(PAGE.parent.parent / "baselines" / f"{name}.json")
-    head = "case;strategy;gpus;nodes;batch per GPU;runs;time (s)"
-    rows = [
-        (
-            f.case,
-            f.strategy,
-            f.gpus,
-            f.nodes,
-            f.batch_per_gpu,
-            f.runs,
-            ", ".join(map(str, f.times_s)),
-        )
-        for f in baseline.published
-    ]
-    text = "\n".join((head, *(";".join(map(str, row)) for row in rows)))
-    first = baseline.published[0]
-    defaults = Defaults(timed=first.timed, gpus_per_node=baseline.hardware.gpus_per_node)
-    unsaid = [
-        replace(figure, data=None, precision=None, note=None, discard_first=0)
-        for figure in baseline.published
-    ]
-    assert [*read(text, defaults)] == unsaid
