@@ -8,13 +8,7 @@ from statements import known
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.sides import (
-    baseline_of_results,
-    machine_mismatch,
-    results_of,
-    same_gpu_model,
-    side_of_results,
-)
+from gpuscale.judge.sides import baseline_of_results, machine_mismatch, results_of, same_gpu_model
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
@@ -31,12 +25,6 @@ def _other_machine(now: str, before: str) -> Statement:
 
 def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
     return {entry.key.gpus: entry.verdict for entry in comparison.entries}
-
-
-def test_a_regression_outweighs_what_is_missing() -> None:
-    comparison = compare(BASELINE, [measured({2: [0.14, 0.1402, 0.1399]})])
-    assert _verdicts(comparison) == {1: Verdict.MISSING, 2: Verdict.REGRESSED}
-    assert comparison.exit_code == 1
 
 
 def test_results_without_a_valid_run_compare_nothing() -> None:
@@ -142,36 +130,6 @@ def test_a_speedup_is_judged_where_the_baseline_does_not_know_its_sample_shape()
     assert row.reason.code != "speedup_unknown"
 
 
-def test_runs_of_two_jobs_in_one_file_are_two_allocations() -> None:
-    ours, theirs = run(1, 0.1), replace(run(1, 0.1, index=2), allocation="resumed")
-    side = side_of_results([results(ours, theirs, where=environment(job_id="begun"))])
-    (current,) = side.entries
-    assert {job: len(logs) for job, logs in current.logs.items()} == {"begun": 1, "resumed": 1}
-
-
-def test_wildly_different_times_are_judged_without_overflow() -> None:
-    comparison = compare(baseline({1: [1e-9, 1e9], 2: [1e9]}), [measured({1: [1e9, 1e-9]})])
-    row = comparison.entries[0]
-    assert row.verdict is Verdict.INCONCLUSIVE
-    assert "by more than a factor of two" in reason_text(row)
-    assert "runs differ by over 1000 %" in reason_text(row)
-
-
-def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:
-    comparison = compare(BASELINE, [measured({**NOW, 4: [0.12, 0.12, 0.12]})], gpus=[2])
-    assert _verdicts(comparison) == {2: Verdict.OK}
-    assert comparison.entries[0].reason.code != "speedup_unknown"
-    assert comparison.exit_code == 0
-
-
-@pytest.mark.parametrize("name", ["mnist_cnn", "mnist_cnn/ddp"])
-def test_cases_are_chosen_by_name_with_or_without_strategy(name: str) -> None:
-    both = replace(BASELINE, runs=(*BASELINE.runs, *baseline(THEN, configuration=RESNET).runs))
-    comparison = compare(both, [measured(NOW)], cases=[name])
-    assert {entry.key.case for entry in comparison.entries} == {"mnist_cnn"}
-    assert comparison.exit_code == 0
-
-
 @pytest.mark.parametrize("name", ["mnist_cnn/dp", "mnist_cn"])
 def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name: str) -> None:
     told = rf"there is no case '{name}' \(did you mean '{name[:8]}.*'\?\); choose from mnist_cnn"
@@ -216,44 +174,36 @@ def test_every_configuration_that_only_the_results_have_is_missing_and_named() -
     assert comparison.exit_code == 3
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("A100", "NVIDIA A100-SXM4-40GB"),
-        ("V100", "Tesla V100-SXM2-16GB"),
-        ("NVIDIA V100 (16 GB)", "Tesla V100-SXM2-16GB"),
-        ("A100 SXM", "NVIDIA A100-SXM4-80GB"),
-        ("GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
-        ("Quadro RTX 6000", "RTX 6000"),
-        ("A100-PCIE-80GB (300W)", "NVIDIA A100 80GB PCIe"),
-        ("A100 PCIe 80 GB", "A100-PCIE-80GB (300W, 1410 MHz)"),
-        ("4× A100 (40 GB, PCIe Gen4)", "NVIDIA A100-PCIE-40GB"),
-        ("H100 SXM5 80GB (700 W)", "NVIDIA H100 80GB HBM3"),
-    ],
-)
-def test_names_that_can_mean_the_same_gpu(one: str, other: str) -> None:
-    assert same_gpu_model(one, other)
-    assert same_gpu_model(other, one)
+SAME_GPU = [
+    ("A100", "NVIDIA A100-SXM4-40GB"),
+    ("V100", "Tesla V100-SXM2-16GB"),
+    ("NVIDIA V100 (16 GB)", "Tesla V100-SXM2-16GB"),
+    ("A100 SXM", "NVIDIA A100-SXM4-80GB"),
+    ("GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
+    ("Quadro RTX 6000", "RTX 6000"),
+    ("A100-PCIE-80GB (300W)", "NVIDIA A100 80GB PCIe"),
+    ("A100 PCIe 80 GB", "A100-PCIE-80GB (300W, 1410 MHz)"),
+    ("4× A100 (40 GB, PCIe Gen4)", "NVIDIA A100-PCIE-40GB"),
+    ("H100 SXM5 80GB (700 W)", "NVIDIA H100 80GB HBM3"),
+]
+OTHER_GPU = [
+    ("H100", "NVIDIA H200"),
+    ("V100", "Tesla V100S-PCIE-32GB"),
+    ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
+    ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
+    ("RTX 3090", "NVIDIA GeForce RTX 3090 Ti"),
+    ("RTX 6000", "NVIDIA RTX 6000 Ada Generation"),
+    ("A100", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
+    ("GH200", "H200"),
+    ("A100-PCIE-80GB (300W)", "NVIDIA A100-PCIE-40GB"),
+    ("H100 NVL 94GB (400W)", "NVIDIA H100 80GB HBM3"),
+]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("H100", "NVIDIA H200"),
-        ("V100", "Tesla V100S-PCIE-32GB"),
-        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
-        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
-        ("RTX 3090", "NVIDIA GeForce RTX 3090 Ti"),
-        ("RTX 6000", "NVIDIA RTX 6000 Ada Generation"),
-        ("A100", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
-        ("GH200", "H200"),
-        ("A100-PCIE-80GB (300W)", "NVIDIA A100-PCIE-40GB"),
-        ("H100 NVL 94GB (400W)", "NVIDIA H100 80GB HBM3"),
-    ],
-)
-def test_names_that_mean_different_gpus(one: str, other: str) -> None:
-    assert not same_gpu_model(one, other)
-    assert not same_gpu_model(other, one)
+@pytest.mark.parametrize(("one", "other"), SAME_GPU + OTHER_GPU)
+def test_names_that_can_mean_the_same_gpu_are_told_from_others(one: str, other: str) -> None:
+    for pair in ((one, other), (other, one)):
+        assert same_gpu_model(*pair) is ((one, other) in SAME_GPU)
 
 
 def test_models_are_compared_where_both_are_known() -> None:

@@ -4,11 +4,9 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pytest
 from builders import (
-    EXACT,
     QUIET_NOW,
     QUIET_THEN,
     baseline,
@@ -28,27 +26,23 @@ from gpuscale.records import Baseline, Finding, Results, Run, Statement, Toleran
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 
 
-class Example(NamedTuple):
-    """Seconds per step by number of GPUs, before and now, and the expected judgement."""
-
-    then: Mapping[int, float]
-    now: Mapping[int, float]
-    rows: Mapping[int, str]
-    """Verdict, finding and the quantity that decided."""
-    exit_code: int
-
-
-EXAMPLES = {
-    "the same again": Example(
-        {1: 0.1, 2: 0.11}, {1: 0.1, 2: 0.11}, {1: "ok, throughput(1)", 2: "ok, throughput(n)"}, 0
+Times = Mapping[int, float]
+# Seconds per step by number of GPUs, before and now; verdict, finding and the quantity that
+# decided; and the exit code.
+EXAMPLES: dict[str, tuple[Times, Times, Mapping[int, str], int]] = {
+    "the same again": (
+        {1: 0.1, 2: 0.11},
+        {1: 0.1, 2: 0.11},
+        {1: "ok, throughput(1)", 2: "ok, throughput(n)"},
+        0,
     ),
-    "only several GPUs slower": Example(
+    "only several GPUs slower": (
         {1: 0.1, 2: 0.11},
         {1: 0.1, 2: 0.12},
         {1: "ok, throughput(1)", 2: "regressed, scaling loss, E(n)"},
         1,
     ),
-    "each GPU slower": Example(
+    "each GPU slower": (
         {1: 0.1, 2: 0.11},
         {1: 0.107, 2: 0.1177},
         {
@@ -58,7 +52,7 @@ EXAMPLES = {
         1,
     ),
     # LUMI once lost 6 points of E(16) while its throughput on 16 GPUs rose.
-    "only the reference faster": Example(
+    "only the reference faster": (
         {1: 0.100, 16: 0.110},
         {1: 0.092, 16: 0.1085},
         {
@@ -67,7 +61,7 @@ EXAMPLES = {
         },
         0,
     ),
-    "the reference faster still than the rest": Example(
+    "the reference faster still than the rest": (
         {1: 0.100, 16: 0.110},
         {1: 0.080, 16: 0.100},
         {
@@ -77,25 +71,25 @@ EXAMPLES = {
         0,
     ),
     # Half of the loss is at either end, and neither end alone is sure.
-    "a lost speedup of unclear origin": Example(
+    "a lost speedup of unclear origin": (
         {1: 0.1000, 2: 0.1100},
         {1: 0.0985, 2: 0.1117},
         {1: "ok, throughput(1)", 2: "inconclusive, E(n)"},
         3,
     ),
-    "several GPUs faster": Example(
+    "several GPUs faster": (
         {1: 0.1, 2: 0.12},
         {1: 0.1, 2: 0.11},
         {1: "ok, throughput(1)", 2: "improved, faster, throughput(n)"},
         0,
     ),
-    "only the reference slower": Example(
+    "only the reference slower": (
         {1: 0.1, 2: 0.11},
         {1: 0.11, 2: 0.11},
         {1: "regressed, single-GPU slowdown, throughput(1)", 2: "ok, throughput(n)"},
         1,
     ),
-    "slower without a reference in the baseline": Example(
+    "slower without a reference in the baseline": (
         {2: 0.11},
         {1: 0.1, 2: 0.13},
         {1: "missing", 2: "regressed, slower training, throughput(n)"},
@@ -104,28 +98,19 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(name: str) -> None:
-    example = EXAMPLES[name]
-    before = baseline({n: [t * f for f in THEN] for n, t in example.then.items()})
-    now = measured({n: [t * f for f in NOW] for n, t in example.now.items()})
-    comparison = compare(before, [now])
+@pytest.mark.parametrize(("then", "now", "rows", "exit_code"), EXAMPLES.values(), ids=EXAMPLES)
+def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(
+    then: Times, now: Times, rows: Mapping[int, str], exit_code: int
+) -> None:
+    before = baseline({n: [t * f for f in THEN] for n, t in then.items()})
+    comparison = compare(before, [measured({n: [t * f for f in NOW] for n, t in now.items()})])
     found = {
         row.key.gpus: ", ".join(
             str(word) for word in (row.verdict, row.finding, row.changed_quantity) if word
         )
         for row in comparison.entries
     }
-    assert found == example.rows
-    assert comparison.exit_code.value == example.exit_code
-
-
-def test_a_lost_speedup_has_its_size_and_interval() -> None:
-    change = known(
-        row_on(2, compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.12)])).change
-    )
-    assert change.value == pytest.approx(0.11 / 0.12 - 1, abs=2e-3)
-    assert known(change.low) < change.value < known(change.high) < 0
+    assert (found, comparison.exit_code.value) == (rows, exit_code)
 
 
 def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:
@@ -139,30 +124,12 @@ def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:
         assert 1 + known(change.high) == pytest.approx(1 / (1 + known(back.low)))
 
 
-def test_a_sure_loss_within_the_margin_is_ok() -> None:
-    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
-    comparison = compare(before, [quiet_now(n1=0.1012)])
-    row = row_on(1, comparison)
-    assert known(known(row.change).high) < 0
-    assert row.verdict is Verdict.OK
-
-
 def test_a_row_without_any_change_or_spread_has_lost_nothing() -> None:
     exact = Tolerances(allocation_deviation_time=0.0, allocation_deviation_speedup=0.0)
     before = replace(baseline({1: [0.1] * 6}), tolerances=exact)
     row = row_on(1, compare(before, [measured({1: [0.1] * 3})]))
     assert row.verdict is Verdict.OK
     assert row.reason == Statement.of("no_loss", bound=0.0, allowed=0.05)
-
-
-def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
-    noisy = (0.98, 1.02, 1.015, 0.99, 1.02, 0.98)
-    before = baseline({1: [0.1 * f for f in noisy]})
-    row = row_on(1, compare(before, [measured({1: [0.096, 0.105, 0.102]})]))
-    assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reason.facts["remedy"] == Statement.of(
-        "further_runs", needed=known(row.further_runs)
-    )
 
 
 QUIET = [0.1 * f for f in THEN]
@@ -218,19 +185,6 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
 
 
 NIGHTS = ("a", "b", "c", "d", "e", "f")
-
-
-def test_several_nights_tell_their_own_spread() -> None:
-    nightly = baseline({1: [0.1 * f for f in THEN]}, allocations=NIGHTS)
-    comparison = compare(nightly, [quiet_now(n1=0.1025)])
-    row = row_on(1, comparison)
-    # A declared deviation of 1% could not tell this; the six quiet nights can.
-    assert row.verdict is Verdict.REGRESSED
-    assert "few_allocations" not in {note.code for note in comparison.notes}
-    assert (
-        row_on(1, compare(quiet_then(n1=0.1), [quiet_now(n1=0.1025)])).verdict
-        is not Verdict.REGRESSED
-    )
 
 
 def test_allocations_are_counted_for_each_row() -> None:
@@ -345,19 +299,6 @@ def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
     remedy = row.reason.facts["remedy"]
     assert isinstance(remedy, Statement)
     assert remedy.facts["deviation"] == pytest.approx(0.01, abs=1e-3)
-
-
-def test_two_ends_from_different_allocations_are_less_sure() -> None:
-    together = compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.11)])
-    apart = compare(
-        quiet_then(n1=0.1, n2=0.11),
-        [
-            measured({1: [0.1 * f for f in NOW]}, job_id="monday"),
-            measured({2: [0.11 * f for f in NOW]}, job_id="tuesday"),
-        ],
-    )
-    one, other = (row_on(2, comparison).change for comparison in (together, apart))
-    assert known(known(other).low) < known(known(one).low)
 
 
 def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:

@@ -20,7 +20,6 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.reports.reason_words import reason_text
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
@@ -52,20 +51,6 @@ def _metric(row: EntryVerdict, metric: MetricSpec) -> MetricVerdict:
     return found
 
 
-def test_the_same_metrics_again_are_ok_and_stand_in_the_row_with_both_values() -> None:
-    (row,) = _compared(USUAL).entries
-    assert row.verdict is Verdict.OK
-    assert [each.metric for each in row.metrics] == [COMMUNICATION, MEMORY, ENERGY]
-    assert [each.verdict for each in row.metrics] == [Verdict.OK] * 3
-    memory = _metric(row, MEMORY)
-    # The second rank of the made runs holds one byte more.
-    assert memory.baseline.value == pytest.approx(4 * GIB + 1)
-    assert memory.current.value == pytest.approx(4 * GIB + 1)
-    communication = _metric(row, COMMUNICATION)
-    assert communication.baseline.value == pytest.approx(0.012, rel=1e-3)
-    assert _metric(row, ENERGY).current.value == pytest.approx(0.3, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("worse", "metric", "size"),
     [
@@ -89,15 +74,6 @@ def test_a_worse_metric_regresses_a_row(worse: Made, metric: MetricSpec, size: f
     assert 0 < known(found.change.low) < found.change.value < known(found.change.high)
     assert {each.verdict for each in row.metrics if each is not found} == {Verdict.OK}
     assert comparison.exit_code == 1
-
-
-def test_a_lost_metric_beside_an_inconclusive_time_says_what_the_time_misses_and_no_more() -> None:
-    noisy = [USUAL | {"step_time_s": 0.1 * f} for f in (0.93, 1.05, 1.04, 0.96, 1.06, 0.97)]
-    now = [made | {"peak_memory_bytes": 5 * GIB} for made in noisy[:3]]
-    (row,) = compare(made_baseline({1: noisy}), [measured({1: now})]).entries
-    assert row.finding is MEMORY
-    assert codes_in(row.reason) == ["metric_lost", "loss_not_excluded"]
-    assert reason_text(row).endswith("): a loss of 5.0 % is not excluded")
 
 
 def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:

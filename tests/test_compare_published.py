@@ -23,19 +23,6 @@ def _last(baseline: Baseline, now: Results) -> EntryVerdict:
     return compare(baseline, [now]).entries[-1]
 
 
-def test_a_speedup_within_the_tolerance_is_consistent() -> None:
-    comparison = compare(ARC4, [_now(1.70)])
-    assert [entry.verdict for entry in comparison.entries] == [Verdict.CONSISTENT] * 2
-    row = comparison.entries[1]
-    assert known(row.baseline.speedup).value == pytest.approx(145 / 84.5)
-    assert not known(row.baseline.speedup).has_interval
-    assert row.changed_quantity == "E(n)"
-    assert known(row.change).value == pytest.approx(1.70 / (145 / 84.5) - 1, abs=1e-3)
-    assert row.reason.code == "published_met"
-    assert row.reason.facts["tolerance"] == 0.1
-    assert comparison.exit_code == 0
-
-
 def test_a_figure_of_ddp_counts_for_what_wraps_it_and_asks_nobody_to_measure_that() -> None:
     of_ddp = _now(1.70)
     wrapped = [
@@ -123,16 +110,6 @@ def test_an_unmeasured_reference_leaves_nothing_to_compare() -> None:
     assert comparison.exit_code == 4
 
 
-def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
-    throughput = published(figure(1, samples_per_s=1280), figure(2, samples_per_s=2300))
-    as_fast = compare(throughput, [_now(1.8)])
-    assert [entry.verdict for entry in as_fast.entries] == [Verdict.CONSISTENT] * 2
-    assert as_fast.entries[0].changed_quantity == "throughput(1)"
-    slower = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
-    rows = compare(slower, [_now(1.8)]).entries
-    assert [row.verdict for row in rows] == [Verdict.INCONSISTENT] * 2
-
-
 @pytest.mark.parametrize(
     ("precision", "verdict", "quantity"),
     [
@@ -151,7 +128,8 @@ def test_a_slow_machine_misses_it(precision: str | None, verdict: Verdict, quant
         )
     )
     slow = {n: [128 * n / (0.45 * it) * f for f in SHARP] for n, it in throughputs.items()}
-    rows = compare(before, [measured(slow)]).entries[1:]
+    first, *rows = compare(before, [measured(slow)]).entries
+    assert first.changed_quantity == "throughput(1)"
     assert {(row.verdict, row.changed_quantity) for row in rows} == {(verdict, quantity)}
     fast = {n: [time_s * 0.4 for time_s in times] for n, times in slow.items()}
     assert compare(before, [measured(fast)]).exit_code == 0

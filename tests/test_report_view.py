@@ -34,13 +34,6 @@ from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, table, wrapped
 
 
-def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
-    verdicts = [row.entry.verdict for row in view(of_each_verdict()).ranked]
-    assert set(verdicts[:2]) == {Verdict.REGRESSED, Verdict.INCONSISTENT}
-    assert set(verdicts[2:5]) == {Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING}
-    assert set(verdicts[5:]) == {Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED}
-
-
 def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() -> None:
     missing = [entry(Verdict.MISSING, gpus=gpus) for gpus in (1, 2, 4)]
 
