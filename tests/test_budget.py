@@ -2,17 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import CNN, phased_run, phases, run
 from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
-from statements import known
 
 from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
-from gpuscale.analysis.scaling import scaling_points
-from gpuscale.analysis.steps import steps_of
 from gpuscale.records import EntryKey, Estimate, Phases, Run
 from gpuscale.records.configuration import DataKind
 from gpuscale.reports.show.step_parts import budget_lines, budget_text
@@ -108,18 +104,6 @@ def test_what_was_not_measured_is_named_and_without_any_of_it_nothing_is_said() 
     assert not list(budget_lines([run(1, 0.1), run(2, 0.125)]))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_one_rank_slower_by_a_fifth_is_booked_as_skew_of_that_rank(ranks: int) -> None:
-    own = [COMPUTING] * (ranks - 1) + [COMPUTING.scaled(1.2)]
-    slowed = phased_run(own, communication_s=0.0)
-    budget = only_budget(ONE, slowed)
-    assert budget.parts["skew"] == pytest.approx(0.02 / 0.12)
-    assert (budget.parts["communication"], budget.rest) == pytest.approx((0, 0))
-    (skew,) = steps_of([slowed])
-    assert skew.slowest.rank == slowed.ranks[-1].rank
-    assert skew.skew_s / skew.median.pace_s == pytest.approx(0.2)
-
-
 def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
     exposed = [
         phased_run([COMPUTING] * 2, communication_s=added_s, index=index)
@@ -146,29 +130,6 @@ def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_name
     lines = "\n".join(budget_lines([waiting]))
     assert ("--data-workers" in lines) is is_named
     assert ("16.7 %" in lines) is is_named
-
-
-def test_a_rank_without_a_pace_leaves_the_skew_unknown() -> None:
-    two = phased_run([COMPUTING] * 2, communication_s=0.01)
-    silent = replace(two, ranks=(two.ranks[0], replace(two.ranks[1], pace_s=None)))
-    assert not steps_of([silent])
-    assert "skew" not in only_budget(ONE, silent).parts
-
-
-def test_the_budget_explains_the_efficiency_that_the_table_shows() -> None:
-    rng = np.random.default_rng(1)
-    runs = [phased_run([COMPUTING.scaled(rng.normal(1, 0.01))], index=i + 1) for i in range(3)] + [
-        phased_run(
-            [COMPUTING.scaled(rng.normal(1, 0.01)) for _ in range(4)],
-            communication_s=rng.normal(0.02, 0.001),
-            index=i + 1,
-        )
-        for i in range(3)
-    ]
-    budget = only_budget(*runs)
-    shown = known(scaling_points(runs)[-1].efficiency)
-    assert 1 - sum(budget.parts.values()) - budget.rest == pytest.approx(shown.value)
-    assert budget.parts["communication"] == pytest.approx(0.02 / 0.12, abs=0.02)
 
 
 SHARES = st.floats(-0.2, 0.5)

@@ -147,6 +147,7 @@ def test_a_straggler_waits_for_data_if_most_loss_is_there(
         ((0.1, 0.1, 0.1), (0.3, 0.3, 0.3), True),
         ((0.1, 0.1, 0.1), (0.27, 0.27, 0.27), False),
         ((0.1, 0.1, 0.3), (0.6, 0.6, 0.25), False),  # once no more than before
+        ((0.1, 0.1, 0.45), (0.41, 0.41, 0.41), False),
         ((0.1, 0.1, 0.1), (0.3, 0.3, -0.3), False),  # once the other rank
         ((0.1, 0.1, 0.1), (0.3, 0.3), False),
         ((0.1, 0.1), (0.3, 0.3, 0.3), False),

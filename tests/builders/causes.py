@@ -29,7 +29,6 @@ from gpuscale.records import (
     Verdict,
 )
 
-CLOCK_MHZ = 1530.0
 LOST_S = 0.020
 """A fifth of the step."""
 LATE = Fault(data_s=LOST_S)
