@@ -11,21 +11,7 @@ from statements import known
 from gpuscale.analysis.history import history_of
 from gpuscale.records import Environment, Results
 from gpuscale.reports.page import Section, Subject, Table
-from gpuscale.reports.page.sections import (
-    machines,
-    measured_headline,
-    nights,
-    place_text,
-    rows,
-    verdict_of_nights,
-)
-
-
-def test_a_place_is_named_with_its_time_and_its_job() -> None:
-    (night,) = [results_of_night(Night(job="4801"))]
-    assert place_text(night).endswith(", 2096-03-01 02:00, job 4801")
-    alone = replace(night, environment=replace(night.environment, job_id=None))
-    assert place_text(alone).endswith(", 2096-03-01 02:00")
+from gpuscale.reports.page.sections import machines, measured_headline, nights
 
 
 def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
@@ -43,12 +29,6 @@ def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
     assert "2.11" in said["software"]
     alone = dict(measured_headline(Subject(results=several[1:])))
     assert alone["MEASURED"] == "1 row; no baseline was given, so nothing is judged"
-
-
-def test_rows_are_those_that_were_measured() -> None:
-    assert rows(Subject(results=[results()])) is None
-    (table,) = known(rows(Subject(results=[results(run(1, 1.0), run(2, 1.0))]))).tables
-    assert [row["GPUs"].text for row in table.rows] == ["1", "2"]
 
 
 def cells(found: Section | None) -> dict[str, list[str]]:
@@ -105,11 +85,3 @@ def test_the_changes_of_nights_are_marked_as_losses_or_gains(faster: float, tone
     assert section.title == "History"
     assert section.intro.endswith(".")
     assert nights(Subject(results=found)) is None
-
-
-def test_a_page_has_the_verdict_of_nights_only_if_it_shows_the_last_one() -> None:
-    found = series(0.8)
-    history = history_of(found)
-    assert known(verdict_of_nights(Subject(results=found[-1:], history=history)))[0] == "SLOWER"
-    assert verdict_of_nights(Subject(results=found[:-1], history=history)) is None
-    assert verdict_of_nights(Subject(results=found)) is None

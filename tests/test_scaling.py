@@ -1,9 +1,6 @@
 """From runs to scaling points."""
 
-import math
-
 import pytest
-import scipy
 from builders import run
 from statements import known
 
@@ -20,18 +17,6 @@ def test_speedup_and_efficiency_are_ratios_of_throughput() -> None:
     assert known(two.efficiency).value == pytest.approx(0.8)
 
 
-def test_one_gpu_is_its_own_reference_exactly() -> None:
-    (one,) = scaling_points([run(1, 0.1), run(1, 0.11), run(1, 0.12)])
-    assert one.speedup == Estimate(value=1.0)
-    assert one.efficiency == Estimate(value=1.0)
-
-
-def test_without_a_run_on_one_gpu_there_is_no_speedup() -> None:
-    (two,) = scaling_points([run(2, 0.1), run(2, 0.1)])
-    assert two.speedup is None
-    assert two.efficiency is None
-
-
 # Strong scaling divides the batch; JUWELS had 256 per GPU on 1 GPU, 128 from 16 GPUs up.
 @pytest.mark.parametrize(
     ("times_s", "gpus", "batches"), [((0.4, 0.125), 4, (128, 32)), ((1.0, 0.5), 16, (256, 128))]
@@ -43,46 +28,6 @@ def test_a_speedup_is_of_samples_where_the_batch_per_gpu_differs(
     _, several = scaling_points([one, run(gpus, times_s[1], batch_per_gpu=batches[1])])
     samples = gpus * batches[1] / batches[0]
     assert known(several.speedup).value == pytest.approx(samples * times_s[0] / times_s[1])
-
-
-def test_runs_with_another_batch_are_points_of_their_own() -> None:
-    points = scaling_points([run(1, 0.1), run(1, 0.2, batch_per_gpu=256), run(2, 0.1)])
-    assert [(p.key.gpus, p.batch_per_gpu, p.valid_runs) for p in points] == [
-        (1, 128, 1),
-        (1, 256, 1),
-        (2, 128, 1),
-    ]
-    assert known(points[2].speedup).value == pytest.approx(2.0)
-
-
-def test_intervals_are_student_t_on_logarithms() -> None:
-    times = [0.100, 0.104, 0.099]
-    (point,) = scaling_points([run(1, time_s) for time_s in times])
-    logs = [math.log(time_s) for time_s in times]
-    low, high = scipy.stats.t.interval(0.95, 2, loc=sum(logs) / 3, scale=scipy.stats.sem(logs))
-    assert known(point.step_time_s).low == pytest.approx(math.exp(low))
-    assert known(point.step_time_s).high == pytest.approx(math.exp(high))
-    assert known(point.samples_per_s).low == pytest.approx(128 / math.exp(high))
-
-
-def test_speedup_interval_is_the_welch_difference_of_logarithms() -> None:
-    one, two = [0.100, 0.104, 0.099], [0.110, 0.111, 0.118, 0.109]
-    points = scaling_points([*(run(1, t) for t in one), *(run(2, t) for t in two)])
-    welch = scipy.stats.ttest_ind(
-        [math.log(t) for t in one], [math.log(t) for t in two], equal_var=False
-    ).confidence_interval(0.95)
-    speedup = points[1].speedup
-    assert known(speedup).low == pytest.approx(2 * math.exp(welch.low))
-    assert known(speedup).high == pytest.approx(2 * math.exp(welch.high))
-
-
-def test_a_single_run_has_a_value_without_interval_and_none_for_what_it_does_not_tell() -> None:
-    (point,) = scaling_points([run(2, 0.1)])
-    assert known(point.step_time_s).value == pytest.approx(0.1)
-    assert not known(point.step_time_s).has_interval
-    assert point.peak_memory_bytes is None
-    assert point.gpu_utilization is None
-    assert scaling_points([]) == ()
 
 
 def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:

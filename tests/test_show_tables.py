@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from builders import (
     CNN,
@@ -160,8 +159,6 @@ def test_a_run_that_stands_out_is_found_by_its_start_and_its_host_if_others_ran_
     assert "run 1 stands out" in line
 
 
-# The phases of a step
-
 WORKSHOP = phases(
     data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003
 )
@@ -169,46 +166,6 @@ WORKSHOP = phases(
 
 def phases_shown(*runs: Run) -> str:
     return shown_text(results(*runs), phases=True)
-
-
-def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
-    one = phased_run([WORKSHOP])
-    (window,) = one.windows
-    tenfold = replace(window, time_s=10 * window.time_s, phases=known(window.phases).scaled(10))
-    for each in (one, replace(one, steps_per_window=10, windows=(tenfold,))):
-        row = table_row(phases_shown(each), "mnist_cnn/ddp", 1)
-        assert {name: " ".join(row[name].split()) for name in [*row][2:]} == {
-            "step": "10.0 ms",
-            "data": "1.76 ms 17.6 %",
-            "h2d": "110 µs 1.1 %",
-            "forward": "6.38 ms 63.8 %",
-            "backward": "1.45 ms 14.5 %",
-            "communication": "–",
-            "optimizer": "300 µs 3.0 %",
-            "sum": "100.0 %",
-        }
-
-
-def test_what_is_shown_adds_up_although_windows_differ() -> None:
-    rng = np.random.default_rng(1)
-    runs = [
-        phased_run(
-            [
-                phases(
-                    data_s=rng.exponential(0.002),
-                    forward_s=rng.exponential(0.02),
-                    backward_s=rng.exponential(0.03),
-                    optimizer_s=rng.exponential(0.001),
-                )
-            ],
-            index=index,
-        )
-        for index in range(1, 20)
-    ]
-    row = table_row(phases_shown(*runs), "mnist_cnn/ddp", 1)
-    columns = ("data", "h2d", "forward", "backward", "optimizer")
-    shares = [float(row[column].split()[2]) for column in columns]
-    assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
 def test_phases_that_miss_the_window_show_in_their_sum() -> None:
@@ -253,16 +210,6 @@ def test_communication_in_the_forward_pass_is_taken_out_of_it_and_not_of_the_bac
     row = table_row(phases_shown(twice), "mnist_cnn/ddp", 2)
     shown = [row[name].split(" ms")[0] for name in ("forward", "backward", "communication")]
     assert shown == ["6.38", "1.45", "2.50"]
-
-
-def test_phases_are_those_of_the_median_rank_and_the_slowest_one_s_lag_is_skew() -> None:
-    ranks = [WORKSHOP, WORKSHOP, replace(WORKSHOP, forward_s=WORKSHOP.forward_s + 0.003)]
-    text = phases_shown(phased_run(ranks, communication_s=0.001))
-    row = table_row(text, "mnist_cnn/ddp", 3)
-    shown = [row[name].split(" ms")[0] for name in ("forward", "communication", "skew")]
-    assert shown == ["6.38", "1.00", "3.00"]
-    assert row["sum"] == "100.0 %"
-    assert "what the slowest rank takes longer than the median rank" in " ".join(text.split())
 
 
 def test_communication_that_noise_makes_negative_is_shown_as_none() -> None:

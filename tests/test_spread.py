@@ -113,17 +113,6 @@ def test_a_bad_night_of_one_row_says_little_of_the_nights_of_the_others() -> Non
     assert known(priors[1]).variance < 2 * known(priors[0]).variance
 
 
-def test_what_a_row_excludes_by_its_own_nights_does_not_widen_it() -> None:
-    own = nights(*map(math.log, (41.1, 41.2, 41.3, 41.1, 40.9, 41.1)))
-    other = nights(*map(math.log, (1.08, 1.15, 1.19, 2.60)))
-    now = {"x": {"now": (math.log(44.8),)}}
-    gains = []
-    for rows in ({"x": own}, {"x": own, "y": other}):
-        before, tonight = moderated_samples(rows, now)
-        gains.append(gain_of(side(before["x"]), side(tonight["x"]), deviation=0.01))
-    assert gains[1].half_width(0.975) == pytest.approx(gains[0].half_width(0.975), rel=0.05)
-
-
 def test_of_rows_that_are_about_equally_noisy_each_tells_as_much_of_a_night() -> None:
     rows = {"x": (0.0, 0.02, 0.04, 0.02), "y": (0.0, 0.01, 0.02, 0.01), "z": (0.0, 0.04, 0.0, 0.0)}
     before, _ = moderated_samples(

@@ -210,21 +210,3 @@ def test_a_prior_leaves_the_sample_itself_out() -> None:
         assert prior == known(expected)
     # The wild one is judged by the quiet ones, and they hardly by it.
     assert known(priors_of(samples)[3]).variance < 0.03**2
-
-
-def test_prior_deviation_has_the_right_median_also_from_few_runs() -> None:
-    rng = np.random.default_rng(1)
-    others = [log_sample(values) for values in rng.normal(0, 0.02, (4000, 3)).tolist()]
-    assert math.sqrt(known(_prior_of(*others)).variance) == pytest.approx(0.02, rel=0.03)
-
-
-@pytest.mark.parametrize("runs", [2, 3, 6])
-def test_intervals_cover_the_truth_in_95_of_100(runs: int) -> None:
-    rng = np.random.default_rng(runs)
-    trials = 3000
-    covered = 0
-    for values in rng.normal(-3.0, 0.01, (trials, runs)).tolist():
-        sample = log_sample(values)
-        low, high = known(difference(sample.mean, [sample.term()]).interval())
-        covered += low <= -3.0 <= high
-    assert covered / trials == pytest.approx(0.95, abs=0.015)
