@@ -20,20 +20,18 @@ from builders import (
     run,
 )
 from changing import replace
-from command_line import refusal
+from command_line import gpuscale, refusal
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
 from statements import known
-from test_over_nights import moved, night_of, write_nights
+from test_over_nights import made_nights, moved, night_of, write_nights
 
 from gpuscale.analysis.history import history_of
-from gpuscale.analysis.nights import left_out_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
-from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.matching import Choice
 from gpuscale.records import Configuration, Run
@@ -139,21 +137,19 @@ def test_the_three_curves_of_a_page_are_equally_high_and_state_the_size_of_an_ep
     assert len(places) == 1, places
 
 
-def test_plot_names_cases_without_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_names_cases_without_room(tmp_path: Path) -> None:
     runs = [run(1, 0.1, configuration=replace(CNN, case=f"case_{i}")) for i in range(6)]
-    path, picture = tmp_path / "six.jsonl", tmp_path / "six.svg"
+    path = tmp_path / "six.jsonl"
     path.write_text(results_text(results(*runs)))
     for further, said in (
         ((), "gpuscale: not shown: 2 more cases; choose with --case\n"),
         (("--case", "case_5"), ""),
     ):
-        assert main(["plot", str(path), "-o", str(picture), *further]) == 0
-        assert capsys.readouterr().err == said
+        answer = gpuscale("plot", path, "-o", tmp_path / "six.svg", *further)
+        assert (answer.returncode, answer.stderr) == (0, said)
 
 
-def test_plot_names_machine_and_date_and_rows_whose_runs_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_names_machine_and_date_and_rows_whose_runs_failed(tmp_path: Path) -> None:
     lost = run(2, None)
     files = {
         "some": [run(1, 0.1), lost],
@@ -162,11 +158,11 @@ def test_plot_names_machine_and_date_and_rows_whose_runs_failed(
     }
     for name, runs in files.items():
         (tmp_path / f"{name}.jsonl").write_text(results_text(results(*runs)))
-    some, none, other = (str(tmp_path / f"{name}.jsonl") for name in files)
+    some, none, other = (tmp_path / f"{name}.jsonl" for name in files)
     picture = tmp_path / "some.svg"
-    assert main(["plot", some, "--baseline", some, "-o", str(picture)]) == 0
     said = "mnist_cnn/ddp on 2 GPUs: 0 of 1 run gave a number"
-    assert capsys.readouterr().err == f"gpuscale: {said}\n"
+    answer = gpuscale("plot", some, "--baseline", some, "-o", picture)
+    assert (answer.returncode, answer.stderr) == (0, f"gpuscale: {said}\n")
     for text in (said, "measured: 2023-11-14, ", "baseline some: 2023-11-14, "):
         assert text in picture.read_text(), text
     for words, refused in (
@@ -262,28 +258,6 @@ def test_bars_of_a_baseline_are_paler_below_those_of_the_same_row(name: str) -> 
     assert f"{rows * (MOST_BARS + 3) - MOST_BARS // 2} more rows" in notes_below(picture)
 
 
-def test_the_phases_of_a_recorded_baseline_are_drawn_as_bars() -> None:
-    runs = [of_phases(gpus) for gpus in (1, 2)]
-    before = baseline_from_results([results(*runs)], name="x", cluster="x", minimum_runs=1)
-    (axes,) = drawn("phases", Measurements(runs=runs, baseline=before)).figure.axes
-    assert "baseline: 125 ms" in [text.get_text() for text in axes.texts]
-    budget = drawn("budget", Measurements(runs=runs, baseline=before))
-    assert "the baseline is not drawn: a baseline file lacks the windows" in notes_below(budget)
-    # Their results would have no bars either: a row of several ranks is missing.
-    of_one = replace(before, runs=before.runs[:1])
-    budget = drawn("budget", Measurements(runs=runs, baseline=of_one))
-    assert "the baseline is not drawn: it has no such parts of these rows" in notes_below(budget)
-
-
-@pytest.mark.parametrize("name", ["budget", "phases"])
-def test_results_given_as_a_baseline_are_drawn_as_bars(name: str, tmp_path: Path) -> None:
-    file, picture = tmp_path / "now.jsonl", tmp_path / "x.svg"
-    file.write_text(results_text(results(*(of_phases(gpus) for gpus in (1, 2)))))
-    options = ("--baseline", str(file), "--figure", name, "-o", str(picture))
-    assert main(["plot", str(file), *options]) == 0
-    assert re.search(">baseline(: 1.. ms)?<", picture.read_text())
-
-
 def test_a_budget_marks_an_uncertain_efficiency_and_gains_as_the_table_does() -> None:
     for second_data_s, shown in ((0.01, "80 %"), (0.0, "data −4 %"), (0.08, "64 % ?")):
         second = replace(of_phases(2, data_s=second_data_s), index=2)
@@ -306,20 +280,15 @@ def test_a_long_time_per_epoch_is_drawn_in_minutes_or_hours(
     assert at_of(known(curve.lines[0]))[0, 1] == pytest.approx(value, rel=0.01)
 
 
-@pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nights")
-    paths = write_nights(folder, 20, lambda night: 1.0 if night < 12 else 1.08)
-    for path in paths[12:]:
-        path.write_text(
-            path.read_text().replace('"torch_version":"2.11"', '"torch_version":"2.12"')
-        )
-    return folder
-
-
 @pytest.mark.filterwarnings("error")
-def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) -> None:
-    history = history_of([read_results(path) for path in sorted(nights.rglob("*.jsonl"))])
+def test_a_history_shows_each_level_and_the_night_that_changed_it() -> None:
+    nights = made_nights(20, lambda night: 1.0 if night < 12 else 1.08)
+    upgraded = replace(nights[0].environment, torch_version="2.12")
+    later = (
+        replace(night, environment=replace(upgraded, job_id=night.environment.job_id))
+        for night in nights[12:]
+    )
+    history = history_of([*nights[:12], *later])
     picture = drawn("history", Measurements(history=history))
     axes = picture.figure.axes[0]
     levels = [line for line in axes.lines if line.get_label() == "level"]
@@ -348,9 +317,9 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     ids=["step", "long level", "drift"],
 )
 def test_the_bold_change_is_that_between_the_drawn_levels(
-    count: int, truth: Callable[[int], float], tmp_path: Path
+    count: int, truth: Callable[[int], float]
 ) -> None:
-    history = history_of(map(read_results, write_nights(tmp_path, count, truth)))
+    history = history_of(made_nights(count, truth))
     picture = drawn("history", Measurements(history=history))
     assert history.events
     for axes in picture.figure.axes:
@@ -374,11 +343,9 @@ def test_the_bold_change_of_an_imported_time_is_that_of_the_drawn_time(tmp_path:
     assert [text.get_text() for text in axes.texts] == ["+10.0 %"]
 
 
-def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with(
-    tmp_path: Path,
-) -> None:
-    paths = write_nights(tmp_path, 20, lambda night: 1.2 if night == 9 else 1.006 - night / 4000)
-    history = history_of(map(read_results, paths))
+def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with() -> None:
+    truth = [1.2 if night == 9 else 1.006 - night / 4000 for night in range(20)]
+    history = history_of(made_nights(20, truth.__getitem__))
     picture = drawn("history", Measurements(history=history))
     for row, axes in zip(history.rows, picture.figure.axes, strict=True):
         (level,) = (at_of(line)[:, 1] for line in axes.lines if line.get_label() == "level")
@@ -401,11 +368,8 @@ def test_the_axis_holds_the_intervals_of_few_nights_and_says_where_it_cuts_other
     assert ("go on beyond it" in notes_below(picture)) == is_cut
 
 
-def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or_above(
-    tmp_path: Path,
-) -> None:
-    paths = write_nights(tmp_path, 12, lambda night: 9.0 if night % 2 else 1.0, runs=3)
-    history = history_of(map(read_results, paths))
+def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or_above() -> None:
+    history = history_of(made_nights(12, lambda night: 9.0 if night % 2 else 1.0, runs=3))
     picture = drawn("history", Measurements(history=history))
     axes = picture.figure.axes[0]
     assert "bars: 95 % intervals over the runs of a night" in notes_below(picture)
@@ -420,12 +384,10 @@ def test_nights_have_intervals_on_an_axis_that_they_fill_and_that_begins_at_0_or
     assert 11 / (right - left) > 0.8
 
 
-def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
-    tmp_path: Path,
-) -> None:
+def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level() -> None:
     truth = {4: 1 / 0.85, 6: 1 / 0.905, 8: 1 / 1.2}
-    paths = write_nights(tmp_path, 14, lambda night: truth.get(night, 1.0))
-    outlying = drawn("history", Measurements(history=history_of(map(read_results, paths))))
+    nights = made_nights(14, lambda night: truth.get(night, 1.0))
+    outlying = drawn("history", Measurements(history=history_of(nights)))
     for axes in outlying.figure.axes:
         labels = {each.get_text(): each for each in axes.texts if isinstance(each, Annotation)}
         at = {text: each.xy for text, each in labels.items()}
@@ -434,7 +396,7 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level(
         assert labels["↓ −15 %"].xyann[1] < labels["↓ −9 %"].xyann[1]
     assert "arrows: outlying nights beyond the axis" in notes_below(outlying)
     assert "bold: " not in notes_below(outlying)
-    usual = drawn("history", Measurements(history=history_of(map(read_results, paths[:4]))))
+    usual = drawn("history", Measurements(history=history_of(nights[:4])))
     assert "arrows" not in notes_below(usual)
 
 
@@ -457,17 +419,14 @@ def test_the_picture_marks_the_night_that_is_judged_regressed_and_draws_no_level
     assert both[0].lines[-1].get_label() == "REGRESSED"
 
 
-def test_nights_of_one_date_are_told_apart_by_their_times(nights: Path) -> None:
-    results = [read_results(path) for path in sorted(nights.rglob("*.jsonl"))[:5]]
-    minutes = [moved(each, -at * (1 - 5 / 1440)) for at, each in enumerate(results)]
-    history = history_of(minutes)
+def test_nights_of_one_date_are_told_apart_by_their_times() -> None:
+    nights = made_nights(5, lambda night: 1.0)
+    history = history_of(moved(each, -at * (1 - 5 / 1440)) for at, each in enumerate(nights))
     names = history.names
     (last,) = drawn("history", Measurements(history=history)).figure.axes[-1:]
     ticks = [tick.get_text().split("\n") for tick in last.get_xticklabels()]
     # The date is not repeated.
     assert ticks == [[names[0][11:], names[0][:10]], *([name[11:]] for name in names[1:])]
-    left_out = [replace(each, left_out="x") for each in minutes]
-    assert left_out_of(left_out) == tuple(f"{name} (x)" for name in names)
 
 
 def test_pictures_of_one_page_share_no_id_and_say_what_they_show() -> None:
@@ -532,11 +491,10 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     assert {*tmp_path.iterdir()} == {file, faulty, command}
 
 
-def test_each_night_of_a_lasting_loss_is_marked_as_regressed(tmp_path: Path) -> None:
-    paths = write_nights(tmp_path, 9, lambda night: 1.0 if night < 6 else 1.15)
-    judged = judged_nights([read_results(path) for path in paths], Choice())
-    history = history_of(map(read_results, paths))
-    picture = drawn("history", Measurements(history=history, regressed=regressed_rows(judged)))
+def test_each_night_of_a_lasting_loss_is_marked_as_regressed() -> None:
+    nights = made_nights(9, lambda night: 1.0 if night < 6 else 1.15)
+    regressed = regressed_rows(judged_nights(nights, Choice()))
+    picture = drawn("history", Measurements(history=history_of(nights), regressed=regressed))
     for axes in picture.figure.axes:
         (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")
         assert at_of(marks)[:, 0].tolist() == [6, 7, 8]

@@ -18,7 +18,6 @@ NAMED = f"2026-09-25 ({REASON})"
 @pytest.fixture
 def nights(tmp_path: Path) -> list[Path]:
     """Nine nights, of which the fifth lost a quarter."""
-    (tmp_path / "nights").mkdir()
     paths = write_nights(tmp_path / "nights", 9, lambda night: 1.25 if night == 4 else 1.0, runs=3)
     assert (
         "far from the other nights of their level: 2026-09-25"
@@ -78,9 +77,7 @@ def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> Non
     assert answer.stdout.endswith("results.jsonl: counts as before\n")
 
 
-def test_the_index_of_the_nights_shows_at_once_which_night_is_left_out(
-    nights: list[Path],
-) -> None:
+def test_the_index_of_the_nights_shows_at_once_which_night_is_left_out(nights: list[Path]) -> None:
     folder = nights[4].parent.rename(nights[0].parent.parent / "2026-09-25_4")
     (folder / NIGHT_JSON).write_text(record_files(NightRecord(night="ok", exit=0))[NIGHT_JSON])
     index = folder.parent / "index.html"
