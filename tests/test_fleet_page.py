@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from browser import seen_in_chromium
 from builders import results, results_text, run
+from command_line import gpuscale
 from simulated_fleet import Fleet, sweep_record
 
-from gpuscale.cli import main
 from gpuscale.judge.fleet import judge
 from gpuscale.records.campaigns import NotMeasured
 from gpuscale.records.record import to_json
@@ -101,7 +101,7 @@ def test_chromium_shows_all_of_the_page(tmp_path: Path, width: int) -> None:
 
 
 def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     names = [f"n{number}" for number in range(6)]
     for day, case, slow in ((1, "case.py", 1.05), (2, "other.py", 1.5), (3, "case.py", 1.0)):
@@ -118,10 +118,11 @@ def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same
             time_s = (0.2 + number / 1e4) * (slow if job.node == "n3" else 1)
             made = results(*(run(1, time_s, index=index) for index in (1, 2, 3)))
             (folder / job.results_name).write_text(results_text(made))
-    assert main(["fleet", "show", str(tmp_path / "sweep-1"), "--format", "json"]) != 2
-    first = json.loads(capsys.readouterr().out)
+    first, third = (
+        json.loads(gpuscale("fleet", "show", tmp_path / f"sweep-{day}", "--format", "json").stdout)
+        for day in (1, 3)
+    )
     assert {node["past"] for node in first["nodes"]} == {None}
-    assert main(["fleet", "show", str(tmp_path / "sweep-3"), "--format", "json"]) == 0
-    third = json.loads(capsys.readouterr().out)
+    assert third["exit_code"] == 0
     past = {node["node"]: node["past"] for node in third["nodes"]}
     assert past["n3"] == pytest.approx(-0.0476, abs=0.003)

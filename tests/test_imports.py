@@ -16,8 +16,8 @@ import pytest
 from command_line import gpuscale
 from statements import known
 
-from gpuscale.cli import main
 from gpuscale.cli.nights import read_nights
+from gpuscale.records import Results
 from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.sources import SOURCES
 from gpuscale.store.results import read_results
@@ -52,44 +52,49 @@ def write(folder: Path, *reports: dict[str, Any]) -> Path:
     return folder
 
 
-def imported(*arguments: str | Path) -> int:
-    return main(["import", "reframe", *map(str, arguments)])
+def imported(
+    given: Path, *options: str, source: str = "reframe", code: int = 0
+) -> "subprocess.CompletedProcess[str]":
+    """Import a file or a folder into the folder `nights` beside it."""
+    answer = gpuscale("import", source, given, *options, "-o", given.parent / "nights")
+    assert answer.returncode == code, answer.stderr
+    return answer
 
 
-def test_reports_become_nights_in_which_a_loss_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def nights_in(folder: Path) -> list[Results]:
+    return [read_results(path) for path in sorted((folder / "nights").glob("*.jsonl"))]
+
+
+def import_table(folder: Path, *lines: str) -> None:
+    (folder / "t.csv").write_text("\n".join(lines))
+    imported(folder / "t.csv", source="csv")
+
+
+def test_reports_become_nights_in_which_a_loss_is_found(tmp_path: Path) -> None:
     rng = random.Random(3)
     days = [images(1500 * rng.gauss(1, 0.003) * (0.94 if day >= 8 else 1)) for day in range(11)]
     reports = write(tmp_path / "reports", *(report(day, each) for day, each in enumerate(days)))
-    nights = tmp_path / "nights"
-    assert imported(reports, "-o", nights) == 0
-    assert "11 new nights with 11 values" in capsys.readouterr().out
-    (first, *_) = sorted(nights.glob("*.jsonl"))
-    (run,) = read_results(first).runs
-    metric = run.configuration.metric
-    assert metric is not None
+    assert "11 new nights with 11 values" in imported(reports).stdout
+    (run,) = nights_in(tmp_path)[0].runs
+    metric = known(run.configuration.metric)
     assert (metric.unit, metric.more_is_better, metric.scaling) == ("img/s", True, "rate")
     assert (run.gpus, run.nodes[0].host, run.batch_per_gpu) == (4, "n1", None)
-    assert main(["history", str(nights)]) == 0
-    assert "SLOWER" in capsys.readouterr().out
-    assert main(["compare", "--history", str(nights)]) == 1
+    assert "SLOWER" in gpuscale("history", tmp_path / "nights").stdout
+    assert gpuscale("compare", "--history", tmp_path / "nights").returncode == 1
 
 
-def test_what_was_imported_is_passed_over_and_what_is_new_is_added(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reports, nights = write(tmp_path / "reports", report(0, images(100))), tmp_path / "nights"
-    imported(reports, "-o", nights)
-    before = {path: path.read_bytes() for path in nights.glob("*.jsonl")}
+def test_what_was_imported_is_passed_over_and_what_is_new_is_added(tmp_path: Path) -> None:
+    reports = write(tmp_path / "reports", report(0, images(100)))
+    imported(reports)
+    (file,) = (tmp_path / "nights").glob("*.jsonl")
+    before = file.read_bytes()
     # The same session under another name is known by its uuid.
     (reports / "copy.json").write_text(json.dumps(report(0, images(100))))
-    imported(reports, "-o", nights)
-    assert {path: path.read_bytes() for path in nights.glob("*.jsonl")} == before
+    imported(reports)
+    assert [path.read_bytes() for path in (tmp_path / "nights").glob("*.jsonl")] == [before]
     (reports / "r2.json").write_text(json.dumps(report(1, images(101))))
-    imported(reports, "-o", nights)
-    assert len([*nights.glob("*.jsonl")]) == 2
-    assert "1 new night with 1 value" in capsys.readouterr().out
+    assert "1 new night with 1 value" in imported(reports).stdout
+    assert len(nights_in(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -107,48 +112,31 @@ def test_the_better_direction_comes_from_the_thresholds_or_the_unit(
     tmp_path: Path, thresholds: tuple[float | None, float | None], unit: str, more: bool
 ) -> None:
     values = {"site:gpu:figure": [5.0, 5.0, *thresholds, unit]}
-    imported(write(tmp_path / "reports", report(0, values)), "-o", tmp_path / "nights")
-    (file,) = (tmp_path / "nights").glob("*.jsonl")
-    metric = read_results(file).runs[0].configuration.metric
-    assert known(metric).more_is_better is more
+    imported(write(tmp_path / "reports", report(0, values)))
+    (night,) = nights_in(tmp_path)
+    assert known(night.runs[0].configuration.metric).more_is_better is more
 
 
-def test_an_unknown_direction_is_asked_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reports = write(tmp_path / "reports", report(0, {"a:b:score": [5.0, 0, None, None, None]}))
-    nights = tmp_path / "nights"
-    assert imported(reports, "-o", nights) == 2
-    assert "--better score=more|less" in capsys.readouterr().err
-    assert imported(reports, "-o", nights, "--better", "score=less") == 0
-    (reports / "r2.json").write_text(
-        json.dumps(report(1, {"a:b:score": [5.1, 0, None, None, None]}))
-    )
-    assert imported(reports, "-o", nights) == 0
-    assert len([*nights.glob("*.jsonl")]) == 2
+def test_an_unknown_direction_is_asked_once(tmp_path: Path) -> None:
+    scores = [report(day, {"a:b:score": [5.0, 0, None, None, None]}) for day in (0, 1)]
+    reports = write(tmp_path / "reports", scores[0])
+    assert "--better score=more|less" in imported(reports, code=2).stderr
+    imported(reports, "--better", "score=less")
+    imported(write(reports, *scores))
+    assert len(nights_in(tmp_path)) == 2
 
 
-def test_a_name_that_may_be_a_rate_or_a_time_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_may_be_a_rate_or_a_time_is_asked_for(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("time,throughput_img_s\n2026-03-01,80\n2026-03-02,70\n")
-    nights = tmp_path / "nights"
-    command = [str(table), "-o", str(nights)]
-    assert main(["import", "csv", *command]) == 2
-    assert "--better throughput_img_s=more|less" in capsys.readouterr().err
-    assert main(["import", "csv", *command, "--better", "throughput_img_s=more"]) == 0
-    metrics = {
-        run.configuration.metric
-        for file in nights.glob("*.jsonl")
-        for run in read_results(file).runs
-    }
+    asked = imported(table, source="csv", code=2).stderr
+    assert "--better throughput_img_s=more|less" in asked
+    imported(table, "--better", "throughput_img_s=more", source="csv")
+    metrics = {run.configuration.metric for night in nights_in(tmp_path) for run in night.runs}
     assert [(each.unit, each.scaling) for each in metrics if each] == [("img/s", "rate")]
 
 
-def test_failed_and_unusable_cases_are_named_and_never_passed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_and_unusable_cases_are_named_and_never_passed(tmp_path: Path) -> None:
     reports = write(
         tmp_path / "reports",
         report(0, images(100)),
@@ -158,57 +146,54 @@ def test_failed_and_unusable_cases_are_named_and_never_passed(
         report(4, images(100), result="skip"),
     )
     (reports / "broken.json").write_text(json.dumps(report(5, images(1)))[:300])
-    assert imported(reports, "-o", tmp_path / "nights") == 0
-    said = capsys.readouterr()
-    assert "broken.json" in said.err
-    assert "Img %n=4 (no value): 2 ×, Img %n=4 (fail in sanity)" in said.out
-    assert len([*(tmp_path / "nights").glob("*.jsonl")]) == 1
-    assert imported(reports, "-o", tmp_path / "nights") == 0
-    assert "with 0 values, from 0 files; 5 files imported before" in capsys.readouterr().out
-    assert imported(tmp_path / "nowhere.json", "-o", tmp_path / "nights") == 2
-    assert "nowhere.json: No such file" in capsys.readouterr().err
+    said = imported(reports)
+    assert "broken.json" in said.stderr
+    assert "Img %n=4 (no value): 2 ×, Img %n=4 (fail in sanity)" in said.stdout
+    assert len(nights_in(tmp_path)) == 1
+    again = imported(reports).stdout
+    assert "with 0 values, from 0 files; 5 files imported before" in again
+    assert "nowhere.json: No such file" in imported(tmp_path / "nowhere.json", code=2).stderr
 
 
-def test_two_systems_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reports = write(
-        tmp_path / "reports", report(0, images(100)), report(1, images(50), system="other")
-    )
-    assert imported(reports, "-o", tmp_path / "nights") == 2
-    assert "r1.json is of other:gpu" in capsys.readouterr().err
-    other = reports, "-o", tmp_path / "other", "--system"
-    assert imported(*other, "third:gpu") == 2
-    assert "of third:gpu; the files are of other:gpu, site:gpu" in capsys.readouterr().err
-    assert imported(*other, "other:gpu") == 0
-    (file,) = (tmp_path / "other").glob("*.jsonl")
-    assert read_results(file).environment.system == "other:gpu"
+def test_two_systems_do_not_mix(tmp_path: Path) -> None:
+    days = report(0, images(100)), report(1, images(50), system="other")
+    mixed = imported(write(tmp_path / "reports", *days), code=2).stderr
+    assert "r1.json is of other:gpu" in mixed
+    reports = write(tmp_path / "other" / "reports", *days)
+    third = imported(reports, "--system", "third:gpu", code=2).stderr
+    assert "of third:gpu; the files are of other:gpu, site:gpu" in third
+    imported(reports, "--system", "other:gpu")
+    (night,) = nights_in(tmp_path / "other")
+    assert night.environment.system == "other:gpu"
 
 
-def test_a_unit_that_changes_is_named_and_its_values_are_not_mixed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_unit_that_changes_is_named_and_its_values_are_not_mixed(tmp_path: Path) -> None:
     rates = [(1500.0 + day, "img/s") if day < 7 else (1.5, "kimg/s") for day in range(14)]
     named = "metrics in several units, each a row of its own: Img %n=4/throughput (img/s, kimg/s)"
     reports = (report(day, images(*rate)) for day, rate in enumerate(rates))
-    nights, better = tmp_path / "nights", ("--better", "throughput=more")
-    assert imported(write(tmp_path / "reports", *reports), "-o", nights, *better) == 0
-    assert main(["history", str(nights)]) == 0
-    assert f"note: {named}\n" in capsys.readouterr().out
+    imported(write(tmp_path / "reports", *reports), "--better", "throughput=more")
     # The row in the former unit was not measured on the last night.
-    assert main(["compare", "--history", str(nights)]) == 3
-    assert f"note: {named}\n" in capsys.readouterr().out
+    for command, code in ((("history",), 0), (("compare", "--history"), 3)):
+        answer = gpuscale(*command, tmp_path / "nights")
+        assert (answer.returncode, f"note: {named}\n" in answer.stdout) == (code, True)
+
+
+LOG_HEAD = (
+    "result|job_completion_time_unix|name|num_tasks|job_nodelist|throughput_value"
+    "|throughput_unit|throughput_lower_thres|throughput_upper_thres"
+)
+UNIT = "|img/s|-0.1|None"
 
 
 def test_a_performance_log_becomes_a_night_a_day(tmp_path: Path) -> None:
     folder = tmp_path / "perflogs" / "site" / "gpu"
     folder.mkdir(parents=True)
-    head = "result|job_completion_time_unix|name|num_tasks|throughput_value|throughput_unit"
-    head += "|throughput_lower_thres|throughput_upper_thres"
-    lines = [f"pass|{1.79e9 + day * 86400}|Img|4|{100 + day}|img/s|-0.1|None" for day in range(3)]
-    (folder / "Img.log").write_text("\n".join((head, *lines, "")))
-    assert imported(tmp_path / "perflogs", "-o", tmp_path / "nights") == 0
-    files = sorted((tmp_path / "nights").glob("*.jsonl"))
-    assert [read_results(file).runs[0].measured["throughput"] for file in files] == [100, 101, 102]
-    assert read_results(files[0]).environment.system == "site:gpu"
+    lines = (f"pass|{1.79e9 + day * 86400}|Img|4|n1|{100 + day}{UNIT}" for day in range(3))
+    (folder / "Img.log").write_text("\n".join((LOG_HEAD, *lines, "")))
+    imported(tmp_path / "perflogs")
+    nights = nights_in(tmp_path)
+    assert [night.runs[0].measured["throughput"] for night in nights] == [100, 101, 102]
+    assert nights[0].environment.system == "site:gpu"
 
 
 def test_a_report_and_a_log_of_the_same_sessions_count_once(
@@ -219,13 +204,10 @@ def test_a_report_and_a_log_of_the_same_sessions_count_once(
     for number, each in enumerate(reports):
         each["session_info"].update(uuid=str(number), time_start_unix=at_s + 60 * number - 30)
     write(tmp_path / "site" / "gpu", *reports)
-    head = "result|job_completion_time_unix|name|num_tasks|job_nodelist|throughput_value"
-    head += "|throughput_unit|throughput_lower_thres|throughput_upper_thres"
-    lines = [f"pass|{at_s + 60 * n}|Img %n=4|4|n1|100|img/s|-0.1|None" for n in range(3)]
+    lines = [f"pass|{at_s + 60 * n}|Img %n=4|4|n1|100{UNIT}" for n in range(3)]
     # ReFrame has renamed the log, since its columns changed.
-    (tmp_path / "site" / "gpu" / "Img.log.h0").write_text("\n".join((head, *lines, "")))
-    assert imported(tmp_path / "site", "-o", tmp_path / "nights") == 0
-    assert "with 6 values" in capsys.readouterr().out
+    (tmp_path / "site" / "gpu" / "Img.log.h0").write_text("\n".join((LOG_HEAD, *lines, "")))
+    assert "with 6 values" in imported(tmp_path / "site").stdout
     read = read_nights([tmp_path / "nights"])
     assert sum(len(results.runs) for results in read) == 3
     assert "left out: 3 repeated runs; each counts once" in capsys.readouterr().err
@@ -304,57 +286,49 @@ def test_each_source_becomes_rows_with_its_values(
     tmp_path: Path, source: str, name: str, text: str, rows: list[tuple[str, float]]
 ) -> None:
     (tmp_path / name).write_text(text)
-    assert main(["import", source, str(tmp_path), "-o", str(tmp_path / "nights")]) == 0
-    (file,) = (tmp_path / "nights").glob("*.jsonl")
-    found = [(run.label, *run.measured.values()) for run in read_results(file).runs]
-    assert sorted(found) == rows
+    imported(tmp_path / name, source=source)
+    (night,) = nights_in(tmp_path)
+    assert sorted((run.label, *run.measured.values()) for run in night.runs) == rows
 
 
-def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(tmp_path: Path) -> None:
     days = (report(day, images(100 + day), num_gpus_per_node=4) for day in range(4))
-    nights = tmp_path / "nights"
-    imported(write(tmp_path / "reports", *days), "-o", nights)
-    files = [str(path) for path in sorted(nights.glob("*.jsonl"))]
-    own = str(tmp_path / "own.json")
-    assert main(["baseline", "record", *files, "--weak", "--cluster", "c", "-o", own]) == 0
-    assert main(["show", own]) == 0
-    assert main(["show", files[0]]) == 0
-    assert main(["compare", own, files[-1]]) == 0
-    assert "device" not in capsys.readouterr().out
+    imported(write(tmp_path / "reports", *days))
+    files, own = sorted((tmp_path / "nights").glob("*.jsonl")), tmp_path / "own.json"
+    record = ("baseline", "record", *files, "--weak", "--cluster", "c", "-o", own)
+    for command in (record, ("show", own), ("show", files[0]), ("compare", own, files[-1])):
+        answer = gpuscale(*command)
+        assert (answer.returncode, "device" in answer.stdout) == (0, False)
 
 
 def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("time,latency_ms\n2026-03-01,3.5\n2026-03-01,3.6\n")
-    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
-    (file,) = (tmp_path / "nights").glob("*.jsonl")
-    runs = [(run.index, run.measured["latency_ms"]) for run in read_results(file).runs]
+    import_table(tmp_path, "time,latency_ms", "2026-03-01,3.5", "2026-03-01,3.6")
+    (night,) = nights_in(tmp_path)
+    runs = [(run.index, run.measured["latency_ms"]) for run in night.runs]
     assert runs == [(1, 3.5), (2, 3.6)]
 
 
 def test_a_history_names_the_commits_between_which_a_table_changed(tmp_path: Path) -> None:
     steps = [(f"2026-11-{day:02d}", f"c{day}", 3.5 if day < 9 else 4.5) for day in range(1, 13)]
     lines = (f"{date},{commit},{value_ms}" for date, commit, value_ms in steps)
-    (tmp_path / "t.csv").write_text("\n".join(["time,commit,latency_ms", *lines]))
-    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
+    import_table(tmp_path, "time,commit,latency_ms", *lines)
     history = gpuscale("history", "nights", cwd=tmp_path).stdout
     assert "revision of the cases c8 → c9" in " ".join(history.split())
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
-    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, source: str
 ) -> None:
-    (tmp_path / "other").write_text("nothing of the kind\n")
-    assert main(["import", source, str(tmp_path / "other"), "-o", str(tmp_path / "nights")]) == 2
-    refused, *rows = capsys.readouterr().err.splitlines()
+    other, another = tmp_path / "files" / "other", tmp_path / "files" / "another"
+    other.parent.mkdir()
+    other.write_text("nothing of the kind\n")
+    refused, *rows = imported(other, source=source, code=2).stderr.splitlines()
     assert "other" in refused
     assert all(row.startswith("  line 1: ") for row in rows)
-    (tmp_path / "another").write_text("nor of this\n")
-    both = str(tmp_path / "other"), str(tmp_path / "another")
-    assert main(["import", source, *both, "-o", str(tmp_path / "nights")]) == 2
-    assert capsys.readouterr().err.endswith("none of the files could be read; see above\n")
+    another.write_text("nor of this\n")
+    both = imported(other, str(another), source=source, code=2).stderr
+    assert both.endswith("none of the files could be read; see above\n")
 
 
 SITE = """
@@ -409,36 +383,31 @@ def test_reports_and_logs_of_a_real_reframe_are_imported(
     sites: Mapping[int, Path], tmp_path: Path
 ) -> None:
     for source in ("report.json", "perflogs"):
-        assert imported(sites[97] / source, "-o", tmp_path / source) == 0
-        runs = [
-            run for file in (tmp_path / source).glob("*.jsonl") for run in read_results(file).runs
-        ]
-        found = sorted((run.gpus, run.measured["throughput"]) for run in runs)
-        assert found == [(1, 97.0), (2, 194.0)]
+        found = tmp_path / source / "nights"
+        assert gpuscale("import", "reframe", sites[97] / source, "-o", found).returncode == 0
+        runs = [run for night in nights_in(tmp_path / source) for run in night.runs]
+        values = sorted((run.gpus, run.measured["throughput"]) for run in runs)
+        assert values == [(1, 97.0), (2, 194.0)]
 
 
 def test_references_of_a_real_reframe_are_a_baseline_with_their_own_thresholds(
-    sites: Mapping[int, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sites: Mapping[int, Path], tmp_path: Path
 ) -> None:
-    baseline = tmp_path / "b.json"
-    asked = ("baseline", "import", "reframe", str(sites[97] / "report.json"))
-    assert main([*asked, "-o", str(baseline), "--cluster", "here"]) == 0
-    assert "the spread of their runs is unknown" in capsys.readouterr().out
+    baseline, report = tmp_path / "b.json", sites[97] / "report.json"
+    asked = ("baseline", "import", "reframe", report, "-o", baseline, "--cluster", "here")
+    assert "the spread of their runs is unknown" in gpuscale(*asked).stdout
     found = [(f.gpus, f.value, f.runs) for f in read_baseline(baseline).published]
     assert found == [(1, 90.0, 1), (2, 90.0, 1)]
     for rate, code in ((97, 0), (70, 1)):
         nights = tmp_path / f"nights{rate}"
-        assert imported(sites[rate] / "report.json", "-o", nights) == 0
-        (night,) = nights.glob("*.jsonl")
-        capsys.readouterr()
-        assert main(["compare", str(baseline), str(night)]) == code
-        assert "90.0 →" in capsys.readouterr().out
+        gpuscale("import", "reframe", sites[rate] / "report.json", "-o", nights)
+        compared = gpuscale("compare", baseline, *nights.glob("*.jsonl"))
+        assert (compared.returncode, "90.0 →" in compared.stdout) == (code, True)
 
 
 def test_what_a_table_does_not_tell_of_its_machine_is_left_out_everywhere(tmp_path: Path) -> None:
     lines = [f"2026-11-{day:02d}T02:00:00,{3.5 + day % 3 / 100}" for day in range(1, 21)]
-    (tmp_path / "t.csv").write_text("\n".join(["time,latency_ms", *lines]))
-    assert main(["import", "csv", str(tmp_path / "t.csv"), "-o", str(tmp_path / "nights")]) == 0
+    import_table(tmp_path, "time,latency_ms", *lines)
     history = gpuscale("history", "nights", cwd=tmp_path).stdout
     assert "history   20 nights, 2026-11-01 to 2026-11-20\nlast      2026-11-20 02:00\n" in history
     compared = gpuscale("compare", "--history", "nights", cwd=tmp_path).stdout

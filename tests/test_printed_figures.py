@@ -237,26 +237,6 @@ def test_the_time_of_an_mlperf_training_counts_if_it_succeeded(
     assert said in output
 
 
-def test_a_command_that_got_slower_regresses_against_its_baseline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = 'echo "Images/sec: $(cat speed).$(date +%N | cut -c8)"; echo t $(cat seconds) s'
-    figure = rf"{IMAGES}|t (?P<t_s>\S+) s"
-    options = ("--gpus", "1", "--better", "t_s=less", "--runs")
-    Path("speed").write_text("1000")
-    Path("seconds").write_text("5")
-    assert run_command(tmp_path, command, *options, "6", figure=figure)[0] == 0
-    assert main(["baseline", "record", "r.jsonl", "-o", "b.json", "--cluster", "here"]) == 0
-    Path("speed").write_text("900")
-    code, output = run_command(
-        tmp_path, command, *options, "3:6", "--baseline", "b.json", figure=figure, results="s.jsonl"
-    )
-    assert code == 1, output
-    assert re.search(r"images_per_s.*\n?.*REGRESSED", output), output
-    assert main(["compare", "b.json", "s.jsonl"]) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
