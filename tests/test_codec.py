@@ -169,10 +169,7 @@ def test_a_run_that_failed_its_checks_keeps_its_windows_and_is_not_valid() -> No
     assert not run.is_valid
 
 
-def test_a_run_that_could_not_be_read_back_is_not_written() -> None:
-    broken = replace(RESULTS.runs[0], wall_s=-1.0)
-    with pytest.raises(DecodeError, match=r"^wall_s: "):
-        to_json(broken)
+def test_a_baseline_that_could_not_be_read_back_is_not_written() -> None:
     nothing = replace(BASELINE, published=(), runs=())
     with pytest.raises(DecodeError, match="found none"):
         encode_baseline(nothing)

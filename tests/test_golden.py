@@ -88,9 +88,6 @@ def check(name: str, text: str) -> None:
     assert text == path.read_text(), f"{name} is another one now: if it should be, make golden"
 
 
-# ---- compare ----
-
-
 @dataclass(frozen=True)
 class Scenario:
     """A comparison: a baseline, and what was measured later.
@@ -347,8 +344,6 @@ def test_a_page_reads_as_before(folder: Path) -> None:
     check("page.txt", unescape("".join(f"{each}\n" for each in words if each)))
 
 
-# ---- show, the closing table of a session ----
-
 NIGHTS = {
     "healthy": NOW,
     "two_cases": replace(NOW, configurations=(CNN, RESNET)),
@@ -395,9 +390,6 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
         )
         text = "".join(f"{line}\n" for line in lines)
     check(f"session/{name}.txt", text)
-
-
-# ---- baselines ----
 
 
 def with_history() -> Baseline:
@@ -502,9 +494,6 @@ def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
         given("show", "b.json"),
     ]
     check("baseline_import.txt", "\n".join(shown))
-
-
-# ---- jobs, machines ----
 
 
 ON_NODES = ("--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
