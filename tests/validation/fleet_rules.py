@@ -12,14 +12,12 @@ from gpuscale.records.campaigns import NodeState, NodeVisit
 
 
 def by_median(rows: Mapping[str, Sequence[float]]) -> set[str]:
-    """Return the nodes that are more than 5 % slower than the median of all nodes."""
     own = {name: statistics.median(times) for name, times in rows.items()}
     limit = 1.05 * statistics.median(own.values())
     return {name for name, time_s in own.items() if time_s > limit}
 
 
 def by_three_sigma(rows: Mapping[str, Sequence[float]]) -> set[str]:
-    """Return the nodes that are more than three standard deviations slower than the mean."""
     own = {name: statistics.fmean(times) for name, times in rows.items()}
     limit = statistics.fmean(own.values()) + 3 * statistics.stdev(own.values())
     return {name for name, time_s in own.items() if time_s > limit}
@@ -49,7 +47,6 @@ RULES: Mapping[str, Callable[[Mapping[str, Sequence[float]]], set[str]]] = {
 
 
 def called_by(rule: str, sweep: Sweep) -> set[str]:
-    """The nodes that a rule calls sick."""
     if rule == "gpuscale":
         return sweep.in_state(NodeState.SICK)
     values: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}

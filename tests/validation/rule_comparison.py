@@ -10,13 +10,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.records import EntryKey, Results
 from validation.rules import Runs, usual_rules
 from validation.scenarios import ALLOCATION_DEVIATION, LOSSES
-from validation.simulated_machine import (
-    Loss,
-    LossKind,
-    Scenario,
-    SimulatedMachine,
-    recorded,
-)
+from validation.simulated_machine import Loss, LossKind, Scenario, SimulatedMachine, recorded
 from validation.simulation import (
     OWN_RULE,
     Chunk,
@@ -48,7 +42,6 @@ CHOICE_LOSSES = (0.05, 0.10, 0.15)
 
 
 def rule_names() -> tuple[str, ...]:
-    """Return the names of gpuscale's own rule and the usual ones."""
     return (OWN_RULE, *(rule.name for rule in usual_rules()))
 
 
@@ -88,7 +81,6 @@ def compared(
 
 
 def judge_at_each_significance(chunk: Chunk) -> list[Mapping[str, Tally]]:
-    """Judge the comparisons of a chunk at each significance that a site may choose."""
     found: list[Mapping[str, Tally]] = []
     for nights, tonight in nights_of(chunk):
         baseline = recorded(chunk.scenario.machine, nights)
@@ -102,7 +94,6 @@ def judge_at_each_significance(chunk: Chunk) -> list[Mapping[str, Tally]]:
 
 
 def judge_by_every_rule(chunk: Chunk) -> list[Mapping[str, Tally]]:
-    """Judge the comparisons of a chunk by gpuscale's rule and the usual ones."""
     found: list[Mapping[str, Tally]] = []
     for nights, tonight in nights_of(chunk):
         before, now = _windows(nights), _windows([tonight])

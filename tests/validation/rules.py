@@ -17,8 +17,6 @@ Runs = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule of judgement with the name that tables use."""
-
     name: str
     alarms: Callable[[Runs, Runs], bool]
     """Return True if the tool calls the runs of tonight worse than those of the baseline."""
@@ -72,7 +70,6 @@ def out_of_reference(baseline: Runs, tonight: Runs, *, tolerance: float) -> bool
 
 
 def usual_rules() -> tuple[Rule, ...]:
-    """The rules that gpuscale is compared with."""
     return (
         Rule(
             name="pytest-benchmark, median:5%",

@@ -38,23 +38,17 @@ class Promise:
 
 def quiet_scenarios() -> tuple[Scenario, ...]:
     """Nights without a loss: every noise, every kind of baseline, and the peculiar machines."""
-    plain = [
-        Scenario(machine=_machine(deviation, nights), current_runs=runs)
-        for nights, deviation, runs in product(NIGHTS, RUN_DEVIATIONS, CURRENT_RUNS)
-    ]
+    plain = [_scenario(*setting) for setting in product(NIGHTS, RUN_DEVIATIONS, CURRENT_RUNS)]
     peculiar = [Scenario(machine=machine, current_runs=3) for machine in _peculiar_machines()]
     return (*plain, *peculiar)
 
 
 def lossy_scenarios() -> tuple[Scenario, ...]:
     """Nights with a loss: every size and kind, at every noise but the lowest."""
+    settings = product(NIGHTS, RUN_DEVIATIONS[1:], CURRENT_RUNS, LossKind, LOSSES)
     return tuple(
-        Scenario(
-            machine=_machine(deviation, nights), current_runs=runs, loss=Loss(kind=kind, size=size)
-        )
-        for nights, deviation, runs, kind, size in product(
-            NIGHTS, RUN_DEVIATIONS[1:], CURRENT_RUNS, LossKind, LOSSES
-        )
+        _scenario(nights, deviation, runs, Loss(kind=kind, size=size))
+        for nights, deviation, runs, kind, size in settings
     )
 
 
@@ -68,10 +62,7 @@ def promises() -> tuple[Promise, ...]:
             statement=f"false alarms, {deviation:.1%} noise, {_BASELINES[nights]}",
             limit=FALSE_ALARMS_ALLOWED,
             at_most=True,
-            scenarios=tuple(
-                Scenario(machine=_machine(deviation, nights), current_runs=runs)
-                for runs in CURRENT_RUNS
-            ),
+            scenarios=tuple(_scenario(nights, deviation, runs) for runs in CURRENT_RUNS),
         )
         for nights, deviation in product(_BASELINES, RUN_DEVIATIONS)
     )
@@ -83,13 +74,7 @@ def promises() -> tuple[Promise, ...]:
             ),
             limit=limit,
             at_most=False,
-            scenarios=(
-                Scenario(
-                    machine=_machine(deviation, nights),
-                    current_runs=runs,
-                    loss=Loss(kind=kind, size=size),
-                ),
-            ),
+            scenarios=(_scenario(nights, deviation, runs, Loss(kind=kind, size=size)),),
         )
         for limit, size, runs, deviation, nights in (
             (0.95, 0.05, 3, 0.003, BaselineNights.SAME_ALLOCATION),
@@ -114,10 +99,13 @@ def shares(
     return {scenario: max(1, round(unit * count)) for scenario, count in weights.items()}
 
 
-def _machine(run_deviation: float, nights: BaselineNights) -> SimulatedMachine:
-    return SimulatedMachine(
+def _scenario(
+    nights: BaselineNights, run_deviation: float, runs: int, loss: Loss | None = None
+) -> Scenario:
+    machine = SimulatedMachine(
         run_deviation=run_deviation, baseline=nights, allocation_deviation=NIGHTS[nights]
     )
+    return Scenario(machine=machine, current_runs=runs, loss=loss)
 
 
 def _peculiar_machines() -> Iterator[SimulatedMachine]:

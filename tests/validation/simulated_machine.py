@@ -78,11 +78,8 @@ class SimulatedMachine:
     window_deviation: float | None = None
     """Deviation between the windows of a run; None: that between runs."""
     autocorrelation: float = 0.5
-    """Correlation of a window with the next one."""
     outlying_windows: float = 0.0
-    """Share of the windows that are slowed."""
     outlying_runs: float = 0.0
-    """Share of the runs that are slowed."""
     drift: float = 0.0
     """Relative slowdown of the last run of a night against the first."""
     peculiarity: str = ""
@@ -108,12 +105,10 @@ class Scenario:
 
     machine: SimulatedMachine
     current_runs: int
-    """Runs of each entry tonight."""
     baseline_runs: int = 6
     loss: Loss | None = None
 
     def strikes(self, case: str, gpus: int) -> bool:
-        """Return True if the loss slows this row."""
         return self.loss is not None and case == STRUCK_CASE and gpus in self.loss.gpus
 
 

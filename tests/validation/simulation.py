@@ -34,11 +34,9 @@ class Tally:
     """The verdicts of one comparison, counted by row; a row is one (case, gpus)."""
 
     quiet_rows: int
-    """Number of rows without a loss."""
     alarms: int
     """Number of regressed rows without a loss."""
     struck_rows: int
-    """Number of rows with a loss."""
     found: int
     """Number of regressed rows with a loss."""
     passed: int = 0
@@ -64,8 +62,6 @@ Judge = Callable[[Chunk], list[Mapping[str, Tally]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of one rule in one scenario."""
-
     rule: str
     scenario: Scenario
     comparisons: int
@@ -99,7 +95,6 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """True if the rate that was found is within the limit."""
         value, limit = self.found.rate.value, self.promise.limit
         return value <= limit if self.promise.at_most else value >= limit
 
@@ -120,7 +115,6 @@ class Simulation:
 
     seed: int
     quiet: tuple[Outcome, ...]
-    """Nights without a loss."""
     lossy: tuple[Outcome, ...]
     figures: tuple[Figure, ...]
 
@@ -167,7 +161,6 @@ def judged_in_chunks(
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, also when that is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -179,7 +172,6 @@ def _end_with_parent() -> None:
 
 
 def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
-    """Divide the comparisons of a simulation into chunks."""
     return [
         Chunk(scenario=scenario, seed=(seed, number), first=first, count=min(CHUNK, count - first))
         for number, (scenario, count) in enumerate(counts.items())
@@ -194,14 +186,12 @@ def nights_of(chunk: Chunk) -> Iterator[tuple[Sequence[Results], Results]]:
 
 
 def judge_by_gpuscale(chunk: Chunk) -> list[Mapping[str, Tally]]:
-    """Judge the comparisons of a chunk by gpuscale's rule alone."""
     machine = chunk.scenario.machine
     comparisons = (compare(recorded(machine, nights), [now]) for nights, now in nights_of(chunk))
     return [{OWN_RULE: tally_of(each, chunk.scenario)} for each in comparisons]
 
 
 def outcomes_of(judged: Mapping[Scenario, Sequence[Mapping[str, Tally]]]) -> tuple[Outcome, ...]:
-    """The rates of each rule in each scenario."""
     return tuple(
         _outcome(rule, scenario, [tallies[rule] for tallies in comparisons])
         for scenario, comparisons in judged.items()
@@ -239,7 +229,6 @@ def alarms_of(alarms: Mapping[EntryKey, bool], scenario: Scenario) -> Tally:
 
 
 def tally_of(comparison: Comparison, scenario: Scenario) -> Tally:
-    """Count gpuscale's verdicts."""
     entries = comparison.entries
     counted = alarms_of(
         {entry.key: entry.verdict is Verdict.REGRESSED for entry in entries}, scenario

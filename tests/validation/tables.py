@@ -15,7 +15,6 @@ _QUIET_HEADERS = (*_SETTING_HEADERS, "rows", "false alarms", "comparisons with o
 
 
 def figures_table(simulation: Simulation) -> str:
-    """Return the table of promised figures."""
     rows = [
         [
             figure.promise.statement,

@@ -31,7 +31,6 @@ def before(times: Times, nights: Sequence[str] = ("then",)) -> Baseline:
 
 
 def tonight(times: Times) -> Results:
-    """Results of these rows."""
     rows = [
         measured({1: list(its)}, configuration=replace(CNN, case=f"case{i}"))
         for i, its in enumerate(times)
@@ -50,7 +49,6 @@ def drawn(
 
 
 def regressed(comparison: Comparison, rows: Sequence[int]) -> int:
-    """The number of these rows that are regressed."""
     return sum(comparison.entries[row].verdict is Verdict.REGRESSED for row in rows)
 
 

@@ -1,7 +1,5 @@
 """How often whole comparisons err, by simulation with known truth."""
 
-import math
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,31 +66,6 @@ def test_equal_nights_rarely_alarm(runs: tuple[int, int], deviation: float, quie
     assert alarms < 10
 
 
-def test_identical_quiet_nights_are_ok_and_not_only_inconclusive() -> None:
-    found = _comparisons(12, 200)
-    counts = Counter(verdict for each in found for verdict in _verdicts(each).values())
-    assert counts[Verdict.OK] > 0.9 * counts.total()
-
-
-def test_a_scaling_loss_of_5_percent_is_found_and_named() -> None:
-    trials = 200
-    found = wrong = 0
-    for comparison in _comparisons(13, trials, slower={4: 1 / 0.95}):
-        row = comparison.entries[2]
-        found += row.verdict is Verdict.REGRESSED and row.finding is Finding.SCALING_LOSS
-        wrong += _verdicts(comparison)[2] is Verdict.REGRESSED
-    assert found > 0.85 * trials
-    assert wrong < 6
-
-
-def test_a_slower_gpu_is_found_and_named() -> None:
-    trials = 150
-    slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.93)
-    rows = [each.entries[2] for each in _comparisons(14, trials, slower=slower)]
-    named = [row.finding for row in rows if row.verdict is Verdict.REGRESSED]
-    assert named.count(Finding.SINGLE_GPU_SLOWDOWN) > 0.9 * trials
-
-
 def test_a_faster_reference_is_rarely_called_a_regression_of_the_others() -> None:
     trials = 200
     rows = [each.entries[2] for each in _comparisons(15, trials, slower={1: 0.93})]
@@ -123,24 +96,6 @@ def test_the_stated_minimum_detectable_loss_is_detected() -> None:
     trials = 200
     lossy = _comparisons(27, trials, slower={4: 1 / (1 - loss)})
     assert sum(_verdicts(each)[4] is Verdict.REGRESSED for each in lossy) >= 0.88 * trials
-
-
-@pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.05), ((6, 2), 0.05), ((6, 3), 0.1)])
-def test_a_noisy_row_rarely_regresses(runs: tuple[int, int], deviation: float) -> None:
-    rng = np.random.default_rng(19)
-    alarms = 0
-    for _ in range(400):
-        before, now = (
-            {
-                gpus: [STEP_TIMES_S[gpus] * math.exp(x) for x in rng.normal(0, spread, count)]
-                for gpus, spread in ((1, 0.002), (4, deviation))
-            }
-            for count in runs
-        )
-        comparison = compare(baseline(before), [measured(now)])
-        alarms += _verdicts(comparison)[4] is Verdict.REGRESSED
-    # 1% is 4 of 400; 10 or more would then come up less than once in 100 times.
-    assert alarms < 10
 
 
 def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:

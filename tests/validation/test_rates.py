@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy
 from statements import known
 
 from validation.rates import rate_of
@@ -20,19 +19,6 @@ def test_rows_that_always_err_together_count_as_one() -> None:
     together = rate_of([(8, 8)] * 3 + [(0, 8)] * 7)
     assert (together.count, together.of) == (24, 80)
     assert together.rate == rate_of([(1, 1)] * 3 + [(0, 1)] * 7).rate
-
-
-def test_rows_that_err_together_at_times_count_as_many_as_their_variance_says() -> None:
-    rate = rate_of([(4, 8), (2, 8), (1, 4), (0, 8), (0, 8), (0, 8)]).rate
-    events, trials = 7, 44
-    squares = sum((hits - events / trials * of) ** 2 for hits, of in [(4, 8), (2, 8), (1, 4)])
-    squares += 3 * (events / trials * 8) ** 2
-    share = events / trials
-    worth = share * (1 - share) / (squares * 6 / 5 / trials**2)
-    assert 6 < worth < 44
-    low = scipy.stats.beta.ppf(0.025, share * worth, (1 - share) * worth + 1)
-    high = scipy.stats.beta.ppf(0.975, share * worth + 1, (1 - share) * worth)
-    assert (rate.low, rate.high) == pytest.approx((low, high), rel=1e-6)
 
 
 def test_the_interval_covers_the_truth_where_rows_err_together() -> None:

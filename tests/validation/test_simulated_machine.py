@@ -1,7 +1,6 @@
 """Simulated nights have the spread that their machine states."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,15 +11,12 @@ from validation.simulated_machine import (
     OUTLYING_RUN,
     OUTLYING_WINDOW,
     STRUCK_CASE,
-    WINDOWS,
-    BaselineNights,
     Logs,
     Loss,
     LossKind,
     Scenario,
     SimulatedMachine,
     log_window_times,
-    recorded,
     simulated_nights,
 )
 
@@ -78,37 +74,3 @@ def test_a_loss_strikes_one_case_by_its_size(kind: LossKind, struck: set[int]) -
         is_struck = now.configuration.case == STRUCK_CASE and now.gpus in struck
         ratio = before.step_time_s / now.step_time_s
         assert ratio == pytest.approx(0.95 if is_struck else 1.0)
-
-
-@pytest.mark.parametrize(
-    ("nights", "allocations"),
-    [
-        (BaselineNights.SAME_ALLOCATION, 1),
-        (BaselineNights.ONE_NIGHT, 1),
-        (BaselineNights.SIX_NIGHTS, 6),
-    ],
-)
-def test_a_baseline_has_six_runs_of_each_entry(nights: BaselineNights, allocations: int) -> None:
-    machine = replace(QUIET, baseline=nights)
-    before, tonight = simulated_nights(
-        np.random.default_rng(6), Scenario(machine=machine, current_runs=3)
-    )
-    baseline = recorded(machine, before)
-    assert len(before) == allocations
-    runs = Counter((run.key, run.allocation) for run in baseline.runs)
-    assert set(runs.values()) == {6 // allocations}
-    assert len({allocation for _, allocation in runs}) == allocations
-    same = nights is BaselineNights.SAME_ALLOCATION
-    assert (tonight.allocation in {result.allocation for result in before}) == same
-    assert len(tonight.runs) == 3 * len({key for key, _ in runs})
-    assert all(len(run.windows) == WINDOWS for run in tonight.runs)
-
-
-def test_windows_that_are_not_steady_give_no_number_as_in_a_real_run() -> None:
-    machine = replace(QUIET, outlying_windows=0.4)
-    _, tonight = simulated_nights(
-        np.random.default_rng(7), Scenario(machine=machine, current_runs=5)
-    )
-    failures = [run.failure for run in tonight.runs if run.failure is not None]
-    assert failures
-    assert {failure.kind for failure in failures} == {"unsteady"}
