@@ -142,7 +142,6 @@ def rank_report(rank: int, peak_memory_bytes: int | None = None) -> RankReport:
 
 
 def gpu_summary(utilization: float) -> GpuSummary:
-    """The telemetry of one GPU."""
     return GpuSummary(
         uuid="GPU-0",
         name="Tesla V100-SXM2-16GB",
@@ -172,12 +171,10 @@ def environment(gpu_name: str = "Tesla V100-SXM2-16GB", *, job_id: str = "now") 
 
 
 def cpu_environment(cpu_model: str | None = "Xeon Gold 6138") -> Environment:
-    """The environment of a job on a machine without GPUs."""
     return replace(environment(), device="cpu", gpus=(), cpu_model=cpu_model)
 
 
 def results(*runs: Run, where: Environment | None = None) -> Results:
-    """A results file of these runs."""
     return Results(
         created_at="2026-11-21T03:00:00+00:00",
         gpuscale_version="0",
@@ -193,7 +190,6 @@ def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any)
 
 
 def results_text(results: Results) -> str:
-    """The text of a file of these results."""
     return "".join(f"{line}\n" for line in (encode_header(results), *map(to_json, results.runs)))
 
 
@@ -272,7 +268,6 @@ def figure(
     batch_per_gpu: int = BATCH,
     timed: Literal["job", "training_loop", "epoch"] = "training_loop",
 ) -> PublishedFigure:
-    """A published figure of one run."""
     return PublishedFigure(
         case="mnist_cnn",
         strategy="ddp",
@@ -287,7 +282,6 @@ def figure(
 
 
 def published(*figures: PublishedFigure) -> Baseline:
-    """A baseline of published figures."""
     return Baseline(
         name="published",
         cluster="ARC4",

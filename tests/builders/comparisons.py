@@ -148,7 +148,6 @@ def peak_memory(verdict: Verdict) -> MetricVerdict:
 def comparison(
     *entries: EntryVerdict, notes: Sequence[Statement] = (), name: str = "nightly"
 ) -> Comparison:
-    """A comparison of these rows."""
     return Comparison(
         cluster="ARC4",
         baseline_name=name,

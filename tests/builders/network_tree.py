@@ -21,7 +21,6 @@ def as_ordinary_user() -> Iterator[None]:
 
 
 def write(root: Path, *files: tuple[str, object]) -> None:
-    """Write the text of each file below a root."""
     for name, text in files:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,6 @@ class Night:
     """True if phases, paces and exposed communication are measured."""
     telemetry: bool = True
     failures: Mapping[tuple[int, int], Failure] = field(default_factory=dict)
-    """Failures by number of GPUs and run."""
     environment: Mapping[str, object] = field(default_factory=dict)
     """Fields of the environment that differ from the usual."""
     injections: tuple[str, ...] = ()
@@ -112,7 +111,6 @@ class Night:
 
 
 def results_of_night(night: Night) -> Results:
-    """The results that the night's job leaves."""
     noise = random.Random(night.job)
     runs: list[Run] = []
     for configuration in night.configurations:
@@ -130,7 +128,6 @@ def results_of_night(night: Night) -> Results:
 
 
 def write_night(path: Path, night: Night) -> None:
-    """The results file of the night."""
     results = results_of_night(night)
     with ResultsWriter(path, replace(results, gpuscale_version=__version__)) as writer:
         for run in results.runs:

@@ -147,7 +147,6 @@ def _in_a_document(
 
 
 def _places(value: Any) -> Iterator[tuple[Any, str | int]]:
-    """Every (container, key) inside a JSON value."""
     waiting = [value]
     while waiting:
         holder = waiting.pop()

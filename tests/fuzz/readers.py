@@ -47,7 +47,6 @@ class Tally:
 
     @property
     def reads(self) -> int:
-        """Number of reads."""
         return self.values.total() + self.refusals.total() + len(self.faults)
 
 
