@@ -207,7 +207,7 @@ def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
 
 
 DRIVER = EnvironmentChange(name="driver_version", before=("575",), after=("595",))
-UNDONE, DOCTOR = "measure again with the likeliest of the changes undone", "run 'gpuscale doctor'"
+UNDONE, DOCTOR = "measure again with the change undone", "run 'gpuscale doctor'"
 
 
 @pytest.mark.parametrize(

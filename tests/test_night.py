@@ -191,6 +191,7 @@ def test_the_night_ends_with_what_matters_most(
         (NOTHING, 4, None, "nothing was measured"),
         (NOTHING, 2, None, "it could not be run or judged"),
         (TIME_UP, 5, 0, f"not everything was measured; of what was measured: ok; {STOPPED}"),
+        (TIME_UP, 5, None, f"not everything was measured; not judged; {STOPPED}"),
     ],
 )
 def test_a_night_says_how_it_ended(

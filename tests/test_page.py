@@ -146,6 +146,7 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
         ("2026-11-03_3", None, ()),
         ("2026-11-04_4", NightRecord(night=UNJUDGED, unjudged="judge by", exit=4), ()),
         ("2026-11-05_5", NightRecord(night="not shown to be fine", exit=3), ()),
+        ("2026-11-06_6", NightRecord(night="not all", left_out=("not steady",), exit=5), ()),
         ("old_nights", None, ()),
     ):
         (tmp_path / name).mkdir()
@@ -168,17 +169,19 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
     assert f'class="loss word">regressed<span class="below">{told}</span>' in index
     assert f'class="doubt word">not shown to be fine<span class="below">{brief}</span>' in index
     assert f'class="doubt word">{UNJUDGED}</td>' in index
+    assert '<span class="below">not steady</span>' in index
     assert "<b>2#</a>" in index
     assert "<b>" not in (tmp_path / "index.html").read_text()
     assert re.findall(r'href="(2026[^"]+)"', index) == [
         "2026-11-01_1/report.html",
+        "2026-11-06_6/night.txt",
         "2026-11-05_5/night.txt",
         "2026-11-04_4/night.txt",
         "2026-11-02_%3Cb%3E2%23/night.txt",
     ]
     # The first one was measured in 2096, as its results say.
     names = re.findall(r">(2026-11-\d\d_\w+)<", index)
-    assert names == ["2026-11-01_1", "2026-11-05_5", "2026-11-04_4", "2026-11-03_3"]
+    assert names == ["2026-11-01_1", "2026-11-06_6", "2026-11-05_5", "2026-11-04_4", "2026-11-03_3"]
 
 
 def test_the_index_and_the_history_call_a_night_by_the_name_of_its_folder(tmp_path: Path) -> None:

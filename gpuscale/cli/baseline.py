@@ -28,7 +28,7 @@ from gpuscale.records.baseline import Tolerances
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts
-from gpuscale.reports.phrases import load_text
+from gpuscale.reports.phrases import busy_text, load_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
@@ -103,6 +103,8 @@ def _record(arguments: argparse.Namespace) -> int:
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
     say(strength_text(baseline, losses))
+    if busy_hosts(baseline.runs):
+        say(f"beware: {busy_text(baseline.runs)}")
     return ExitCode.OK
 
 

@@ -87,7 +87,10 @@ def default_folder() -> Path:
     has_results = is_folder(RESULTS_FOLDER) and any(
         files_below(RESULTS_FOLDER, RESULTS_NAME.fullmatch)
     )
-    if has_results or not is_folder(above):
+    if not is_folder(above):
+        return RESULTS_FOLDER
+    if has_results:
+        remark(f"the results below {RESULTS_FOLDER}; nights are below {visible(str(above))}")
         return RESULTS_FOLDER
     folders = sorted(each for each in above.iterdir() if each.name[0] != "." and each.is_dir())
     if len(folders) > 1:

@@ -274,8 +274,8 @@ WORDS: Mapping[str, Words] = {
         "differed by up to {difference} from the other allocations"
     ),
     "odd_allocations": Words(
-        "far from the baseline's other allocations, which are too few to leave it out: {names}, "
-        "where T of {row}{others} differed by up to {difference}"
+        "far from the rest of the baseline, which has too few allocations to leave it out: "
+        "{names}, where T of {row}{others} differed by up to {difference}"
     ),
     "published_without_spread": Words(
         "reference figures have no spread: they are judged with a stated tolerance, "

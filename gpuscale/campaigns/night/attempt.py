@@ -235,6 +235,8 @@ def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) ->
         meaning = UNJUDGED
     elif code == ExitCode.INCOMPLETE and compare_exit in (ExitCode.OK, ExitCode.INCONCLUSIVE):
         meaning += f"; of what was measured: {_MEANINGS[compare_exit]}"
+    elif code == ExitCode.INCOMPLETE and compare_exit is None and attempt.has_measured:
+        meaning += "; not judged"
     if attempt.stopped_by is not None and not attempt.is_complete:
         meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
     warning = injection_warning(attempt.results.injections) if attempt.results else ""

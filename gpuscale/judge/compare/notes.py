@@ -183,8 +183,9 @@ def _odd_nights(rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]) -> 
             # A night that tonight is like may have begun a new level.
             place = odd_one([*means.values(), row.after.sample.mean])
             if place is not None and place < len(means) and not outlying_allocations(means):
-                name, middle = [*means][place], statistics.median(means.values())
-                found.append((row.before, {name: means[name] - middle}))
+                name = [*means][place]
+                others = [mean for night, mean in means.items() if night != name]
+                found.append((row.before, {name: means[name] - statistics.median(others)}))
     if facts := _of_worst(found):
         yield Statement.of("odd_allocations", **facts)
 

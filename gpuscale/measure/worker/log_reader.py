@@ -196,7 +196,9 @@ class LogReader:
         """Return why a command's output does not yield enough windows, and what to do about it."""
         series, windows, timing = self._leading(), self.windows, self._request.timing
         if series is None:
-            return self._unread.reason(None if self._format is None else self._format.name)
+            why = self._unread.reason(None if self._format is None else self._format.name)
+            needs_batch = self._command.batch_from_output
+            return f"{why}; and --batch N, unless its lines print samples" if needs_batch else why
         found = counted(0 if windows is None else len(windows.spans), "window")
         needed_s = timing.warmup_s + FEWEST_WINDOWS * timing.window_s
         return (

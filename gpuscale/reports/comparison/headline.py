@@ -25,7 +25,7 @@ from gpuscale.reports.comparison.rows import Row, device_of, is_established, sha
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-_BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
+BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
 """Codes of the notes on a host that was busy during the current runs."""
 
 
@@ -64,7 +64,7 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
         return ""
     verdict = phrases.worst_first([row.entry.verdict for row in rows])[0]
     chosen = [row for row in rows if verdict.is_pass or row.entry.verdict is verdict]
-    busy = {"busy_host_before", *_BUSY_NOW}.intersection(note.code for note in comparison.notes)
+    busy = {"busy_host_before", *BUSY_NOW}.intersection(note.code for note in comparison.notes)
     if verdict.is_loss:
         shared = [row for row in sharing(rows) if is_established(row)]
         causes = [headline(*(row.entry.causes[0] for row in shared))] if shared else []
@@ -72,7 +72,9 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
     elif verdict.is_pass:
         what = _passes(rows)[1]
     else:
-        is_busy = busy and verdict is Verdict.INCONCLUSIVE
+        # More runs, not an idle host, would settle a single one.
+        is_single = chosen[0].entry.reason.code == "single_run"
+        is_busy = busy and verdict is Verdict.INCONCLUSIVE and not is_single
         what = "the host was busy" if is_busy else _doubt(verdict, chosen)
     counts = f"{len(chosen)} of {phrases.counted(len(rows), 'row')} {verdict.value}"
     return ": ".join(filter(None, (counts, what)))
@@ -226,7 +228,7 @@ def _suspects(rows: Sequence[Row], notes: Collection[str]) -> str:
     """
     codes = {cause.code for row in rows for cause in row.entry.causes}
     suspects = ["a change named below"] if "environment_changed" in codes else []
-    suspects += [] if _BUSY_NOW.isdisjoint(notes) else ["other work on the host"]
+    suspects += [] if BUSY_NOW.isdisjoint(notes) else ["other work on the host"]
     if suspects:
         return f"{' or '.join(suspects)} may be it"
     return "" if "published_figures" in codes else "no change of the environment was recorded"

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from gpuscale.records import Comparison
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import changes_of
+from gpuscale.reports.comparison.headline import BUSY_NOW, changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
 from gpuscale.reports.reason_words import WORDS, Words, parts_of
 
@@ -41,9 +41,11 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
-    if weight == 0 and step and shared[0].entry.causes[0].code != "within_noise":
-        # A busy host does not hide this cause, so its remedy comes before a quieter measurement.
-        notes -= {"busy_hosts", "busy_host"}
+    is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
+    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
+    if (weight == 0 and is_cause_known) or (weight == 1 and is_single):
+        # A busy host hides neither this cause, nor that more runs are needed.
+        notes -= {*BUSY_NOW, "busy_host_before"}
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
     if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
@@ -120,8 +122,10 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
     is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
     is_of_two_files = [*map(len, sides)] == [1, 1] and comparison.baseline_kind != "nights"
     if not (is_of_packages and is_of_two_files):
-        undoing = "measure again with the likeliest of the changes undone"
-        return undoing if any(changes_of(comparison, comparison.entries)) else ""
+        pairs = changes_of(comparison, comparison.entries)
+        found = {each.name for _, of_one in pairs for each in of_one}
+        which = "the change" if len(found) == 1 else "the likeliest of the changes"
+        return f"measure again with {which} undone" if found else ""
     files = shlex.join(file for side in sides for file in side)
     return f"find the package: gpuscale bisect {files} --gpus {row.entry.key.gpus} …"
 

@@ -162,7 +162,8 @@ def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
         moment = datetime.fromisoformat(record.started or night.name[:10]).astimezone(UTC)
         reason = None
     brief = "" if record.exit == ExitCode.OK else read_brief(night)
-    below = "; ".join(filter(None, (brief, reason and f"left out: {reason}")))
+    why = [] if brief or reason else [*record.left_out, *record.infrastructure]
+    below = "; ".join(filter(None, (brief, reason and f"left out: {reason}", *why)))
     linked = next((name for name in _LINKED if (night / name).exists()), None)
     return moment, {
         "night": Cell(night.name, link=f"{quote(night.name)}/{linked}" if linked else ""),

@@ -67,8 +67,9 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
     measured = sum(point.valid_runs > 0 for point in points)
     if measured < len(points):
         rows = f"{measured} of {rows}, since no run of the others is valid"
+    judging = "; --history judges the last night" if subject.judged_nights else ""
     facts = {
-        "MEASURED": f"{rows}; no baseline was given, so nothing is judged",
+        "MEASURED": f"{rows}; no baseline was given, so nothing is judged{judging}",
         "beware": phrases.busy_text(subject.runs),
         "command": commands_text(run.configuration for run in subject.runs),
         "software": phrases.software_text(subject.results[0].environment),
