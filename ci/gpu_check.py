@@ -26,9 +26,8 @@ import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.base import process_ends  # noqa: E402 - found beside this file, uninstalled too
-from gpuscale.base.environment import python_environment  # noqa: E402 - as above
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
-from gpuscale.base.host import DEVICES, is_gpu  # noqa: E402 - as above
+from gpuscale.base.host import DEVICES, is_gpu, python_environment  # noqa: E402
 from gpuscale.measure.telemetry.device import Device, find_devices, open_smi  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.records.evidence import normalised  # noqa: E402

@@ -10,6 +10,7 @@ from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.sides import baseline_of_results, machine_mismatch, results_of, same_gpu_model
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
 
@@ -134,13 +135,13 @@ def test_a_speedup_is_judged_where_the_baseline_does_not_know_its_sample_shape()
 def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name: str) -> None:
     told = rf"there is no case '{name}' \(did you mean '{name[:8]}.*'\?\); choose from mnist_cnn"
     with pytest.raises(UsageError, match=told):
-        compare(BASELINE, [measured(NOW)], cases=["mnist_cnn", name])
+        compare(BASELINE, [measured(NOW)], Choice(cases=["mnist_cnn", name]))
 
 
 def test_a_number_of_gpus_that_neither_side_has_is_refused() -> None:
     other = measured({8: [0.2] * 3}, configuration=RESNET)
     with pytest.raises(UsageError, match="--gpus 8: there is no such row; choose from 1, 2"):
-        compare(BASELINE, [measured(NOW), other], cases=["mnist_cnn"], gpus=[1, 2, 8])
+        compare(BASELINE, [measured(NOW), other], Choice(cases=["mnist_cnn"], gpus=[1, 2, 8]))
 
 
 def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missing() -> None:
@@ -148,7 +149,7 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
     runs = (*BASELINE.runs, *baseline(eight, configuration=RESNET).runs)
     now = [measured(NOW), measured(eight, configuration=RESNET)]
     asked = ["mnist_cnn", "resnet50"]
-    comparison = compare(replace(BASELINE, runs=runs), now, cases=asked, gpus=[8])
+    comparison = compare(replace(BASELINE, runs=runs), now, Choice(cases=asked, gpus=[8]))
     assert [(entry.label, entry.verdict) for entry in comparison.entries] == [
         ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
         ("resnet50/ddp on 8 GPUs", Verdict.OK),

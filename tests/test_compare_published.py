@@ -7,6 +7,7 @@ from statements import known
 
 from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, EntryVerdict, Results, Statement, Verdict
+from gpuscale.records.configuration import Choice
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
 ARC4 = published(figure(1, time_s=145.0), figure(2, time_s=84.5))
@@ -96,7 +97,7 @@ def test_the_reference_alone_is_no_pass() -> None:
     assert comparison.exit_code == 3
     with_gap = compare(ARC4, [measured({1: [0.1, 0.1]})])
     assert [entry.verdict for entry in with_gap.entries] == [Verdict.INCONCLUSIVE, Verdict.MISSING]
-    chosen = compare(ARC4, [_now(1.7)], gpus=[1])
+    chosen = compare(ARC4, [_now(1.7)], Choice(gpus=[1]))
     assert chosen.exit_code == 3
 
 

@@ -16,6 +16,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Estimate, Results, Verdict
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import losses_found
@@ -57,7 +58,7 @@ def test_a_choice_of_rows_says_that_the_correction_counts_only_these(
     gpus: list[int] | None, said: str
 ) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11, n4=0.12)
-    view = view_of(compare(before, [now], gpus=gpus), [now])
+    view = view_of(compare(before, [now], Choice(gpus=gpus)), [now])
     for name in ("text", "markdown", "json"):
         shown = " ".join(COMPARISON_FORMATS[name].render(view).split())
         assert said in shown

@@ -41,7 +41,11 @@ def with_nodes(
     after: Step, then: tuple[NodeEvidence, ...], now: tuple[NodeEvidence, ...]
 ) -> RowEvidence:
     known = row(after)
-    point = replace(known.point, nodes_before=then, nodes_after=now)
+    before, after_it = (
+        tuple(replace(run, nodes=nodes) for run in runs)
+        for runs, nodes in ((known.point.runs_before, then), (known.point.runs_after, now))
+    )
+    point = replace(known.point, runs_before=before, runs_after=after_it)
     return replace(known, points={known.entry.key.gpus: point})
 
 

@@ -9,7 +9,7 @@ from builders import baseline, environment, measured, results_text
 from changing import replace
 from command_line import gpuscale, refusal
 
-from gpuscale.base.environment import VARIABLE_PREFIXES
+from gpuscale.base.host import VARIABLE_PREFIXES
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.sides import sides_of

@@ -33,8 +33,8 @@ from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
 from gpuscale.judge.compare import judged_nights
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.records import Configuration, Run
+from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
@@ -493,7 +493,7 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
 
 def test_each_night_of_a_lasting_loss_is_marked_as_regressed() -> None:
     nights = made_nights(9, lambda night: 1.0 if night < 6 else 1.15)
-    regressed = regressed_rows(judged_nights(nights, Choice()))
+    regressed = regressed_rows(judged_nights(nights, ALL_ROWS))
     picture = drawn("history", Measurements(history=history_of(nights), regressed=regressed))
     for axes in picture.figure.axes:
         (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")

@@ -11,10 +11,10 @@ from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import DecodeError, FieldError
 from gpuscale.judge.compare import compare_sides
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
+from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text as render
@@ -43,7 +43,7 @@ def results_with(
 
 def compared(before: Results, after: Results) -> Comparison:
     sides = sides_of(baseline_of_results([before], name="before"), [after])
-    return diagnose(sides, compare_sides(sides, Choice()))
+    return diagnose(sides, compare_sides(sides, ALL_ROWS))
 
 
 @pytest.mark.parametrize(

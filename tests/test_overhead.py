@@ -18,8 +18,8 @@ from nccl_speaks import CASE
 from statements import known
 
 from ci.overhead import Overhead, OverheadRun, Pair, RankTimes, bare_loop, judge_overhead, paused
-from gpuscale.base.environment import python_environment
 from gpuscale.base.errors import GpuscaleError
+from gpuscale.base.host import python_environment
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
 from gpuscale.measure.worker.training import Training, parameter_digest

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import Entry, References, grouped, known_mean
+from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of
 from gpuscale.analysis.steps import Rank, Step, steps_of
 from gpuscale.base.strategies import is_pipeline
 from gpuscale.records import Configuration, EntryKey, Estimate, Run
@@ -66,11 +66,10 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     Entries judged by a metric instead of the step time have no budget.
     """
     valid = {entry.key: entry for entry in grouped(runs) if entry.point.step_time_s is not None}
-    references = References(valid)
     return tuple(
-        _budget(entry, valid[reference])
-        for key, entry in valid.items()
-        if key.gpus > 1 and (reference := references.of(key)) is not None
+        _budget(valid[key], valid[reference])
+        for key, reference in references_of(valid).items()
+        if key.gpus > 1
     )
 
 

@@ -1,7 +1,7 @@
 """Nightly runs on one machine as time series: the level of each row, and what changed when."""
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +36,7 @@ from gpuscale.analysis.scaling import level_at, throughput_change
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Scaling
+from gpuscale.records.configuration import ALL_ROWS, Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,18 +159,10 @@ class History:
         return f"{counted(len(self.nights), 'night')}{of_machine}"
 
 
-def history_of(
-    results: Iterable[Results],
-    *,
-    cases: Collection[str] | None = None,
-    gpus: Collection[int] | None = None,
-) -> History:
-    """Return the history of one machine's results; raise UsageError for none or several machines.
-
-    `cases` and `gpus` select rows; None selects all.
-    """
+def history_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> History:
+    """Return the history of one machine's nights; raise UsageError for no or several machines."""
     results = list(results)
-    return history_of_nights(nights_of(results, cases=cases, gpus=gpus), left_out_of(results))
+    return history_of_nights(nights_of(results, choice), left_out_of(results))
 
 
 def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:

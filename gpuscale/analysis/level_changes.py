@@ -69,7 +69,7 @@ class LevelChange:
 
 
 def night_deviation(values: Sequence[float]) -> float:
-    """Return a standard deviation of nights that outliers and drifts hardly affect; 0 for few."""
+    """Return a robust standard deviation of nights about their level; 0 for fewer than two."""
     differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
 
@@ -83,22 +83,20 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     # `weeks[i]` is the median of the week that ends with night `i`.
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
     found: list[LevelChange] = []
-    begin, extremes, next_week = 0, list[float](), _WEEK - 1
+    begin = 0
     for tonight in range(len(values)):
-        # Earlier weeks start after the last change and do not overlap the present week.
-        if (end := tonight + 1 - _WEEK) > next_week:
-            past = [*extremes, *weeks[next_week:end]]
-            extremes, next_week = [min(past), max(past)], end
         if tonight - 1 - begin < FEWEST_NIGHTS:
             continue
+        # Earlier weeks start after the last change and do not overlap the present week.
+        earlier = weeks[begin + _WEEK - 1 : max(0, tonight + 1 - _WEEK)]
         change = (
             _step(values, begin, tonight)
             or _lasting_step(values, begin, tonight)
-            or _drift(values, begin, tonight, weeks[tonight], extremes)
+            or _drift(values, begin, tonight, weeks[tonight], earlier)
         )
         if change is not None:
             found.append(change)
-            begin, extremes, next_week = change.onset, [], change.onset + _WEEK - 1
+            begin = change.onset
     return tuple(found)
 
 
@@ -118,7 +116,7 @@ def stands_out(level: Sequence[float], departure: float) -> bool:
 
 
 def is_far(values: Sequence[float], departure: float) -> bool:
-    """Return True if a departure is large for the latest nights, making no allowance for few."""
+    """Return True if a departure is large beside the scatter of the latest nights, however few."""
     return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
 
 
@@ -204,7 +202,7 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 
 def suspect_nights(level: Sequence[float]) -> int:
-    """Return how many of the latest nights are probably slower, and no reference for the next."""
+    """Return how many of the latest nights are probably slower and so unfit as a reference."""
     splits = [
         (spread, len(level) - split)
         for split, change, spread, error in _splits(level, 1, _SUSPECT_LOSS)
@@ -241,7 +239,7 @@ def _drift(
     """Return a drift from the best or worst of the `earlier` weeks to the latest `week`, if any."""
     if not earlier:
         return None
-    before = max(earlier, key=lambda level: abs(week - level))
+    before = max((min(earlier), max(earlier)), key=lambda level: abs(week - level))
     change, recent = week - before, values[max(begin, tonight - _OF_DEVIATION) : tonight + 1]
     if abs(change) <= _SMALLEST_DRIFT or abs(change) <= _DRIFT_DEVIATIONS * night_deviation(recent):
         return None

@@ -49,9 +49,8 @@ class Moderated:
     @property
     def prior_part(self) -> float:
         """The prior's contribution to the moderated variance; 0 without a prior."""
-        if self.prior is None:
-            return 0.0
-        return self.prior.variance * self.prior.df / (self.prior.df + self.sample.df)
+        prior = self.prior
+        return 0.0 if prior is None else prior.variance * prior.df / (prior.df + self.sample.df)
 
     @property
     def own_part(self) -> float:

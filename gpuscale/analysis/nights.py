@@ -7,7 +7,7 @@ change of the machine affects all following nights, whichever nodes they ran on.
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -17,6 +17,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED
 from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
+from gpuscale.records.configuration import ALL_ROWS, Choice
 from gpuscale.records.environment_diff import environment_changes, host_changes
 from gpuscale.records.run import nodes_of
 
@@ -49,12 +50,7 @@ class Night:
     """Nodes that each row ran on, as far as known."""
 
 
-def nights_of(
-    results: Iterable[Results],
-    *,
-    cases: Collection[str] | None = None,
-    gpus: Collection[int] | None = None,
-) -> tuple[Night, ...]:
+def nights_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> tuple[Night, ...]:
     """Return one night for each allocation in the results, in chronological order.
 
     Results with injected faults and results excluded on purpose are ignored.
@@ -62,7 +58,7 @@ def nights_of(
     placed: dict[str, list[tuple[Run, Results]]] = {}
     for result in results:
         for run in () if result.why_excluded else result.runs:
-            if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
+            if run.is_valid and choice.includes(run.key):
                 placed.setdefault(result.allocation_of(run), []).append((run, result))
     # Most rows ran on the same nodes, so equal sets of nodes share one object.
     known: dict[frozenset[str], frozenset[str]] = {}
@@ -175,11 +171,6 @@ class NodeEffect:
     """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
     without it; None if too few nights can be compared."""
 
-    @property
-    def slowdown(self) -> float:
-        """Logarithm of the node's step time relative to that of other nodes; 0 if unknown."""
-        return -math.log1p(self.speed.value) if self.speed else 0.0
-
 
 def node_effects(nights: Sequence[Night]) -> tuple[NodeEffect, ...]:
     """Return the effect of each node, slowest first; empty if all nights ran on the same nodes."""
@@ -193,7 +184,10 @@ def without_slow_nodes(nights: Sequence[Night], effects: Iterable[NodeEffect]) -
     """Return the nights as they would be if slow nodes were as fast as the others."""
     corrected = [*nights]
     slower = by_key(
-        (at, (effect.node, effect.slowdown)) for effect in effects for at in effect.slow
+        (at, (effect.node, -math.log1p(effect.speed.value)))
+        for effect in effects
+        if effect.speed is not None
+        for at in effect.slow
     )
     for at, slowdowns in slower.items():
         night, slow = nights[at], dict(slowdowns)

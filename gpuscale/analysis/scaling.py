@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.analysis.estimates import Sample, difference, exponential, log_sample
@@ -47,23 +47,21 @@ class Entry:
         return log_sample([log for logs in self.logs.values() for log in logs])
 
 
-class References:
-    """Index of the single-GPU points that the speedups of other points refer to."""
+def references_of(points: Collection[PointKey]) -> dict[PointKey, PointKey]:
+    """Return the single-GPU point to which each point's speedup refers, if there is one.
 
-    def __init__(self, points: Iterable[PointKey]) -> None:
-        self._found = by_key(
-            ((key.configuration, key.sample_shape), key)
-            for key in points
-            if key.gpus == 1 and key.configuration.has_speedup
-        )
-
-    def of(self, key: PointKey) -> PointKey | None:
-        """Return the single-GPU point to which a point's speedup refers; None if there is none.
-
-        The batch per GPU may differ, as in strong scaling; the same batch is preferred.
-        """
-        found = self._found.get((key.configuration, key.sample_shape), ())
-        return max(found, key=lambda one: one.batch_per_gpu == key.batch_per_gpu, default=None)
+    The batch per GPU may differ, as in strong scaling; the same batch is preferred.
+    """
+    singles = by_key(
+        ((key.configuration, key.sample_shape), key)
+        for key in points
+        if key.gpus == 1 and key.configuration.has_speedup
+    )
+    return {
+        key: max(found, key=lambda one: one.batch_per_gpu == key.batch_per_gpu)
+        for key in points
+        if (found := singles.get((key.configuration, key.sample_shape)))
+    }
 
 
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
@@ -83,13 +81,13 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
         for key, group in groups.items()
         if (logs := [run.log_cost for _, run in group if run.is_valid])
     }
-    references = References(samples)
+    references = references_of(samples)
     entries = []
     for key, group in groups.items():
         valid = by_key((name, run) for name, run in group if run.is_valid)
         entry = Entry(
             key=key,
-            point=_point(key, [run for _, run in group], samples, references.of(key)),
+            point=_point(key, [run for _, run in group], samples, references.get(key)),
             runs=valid,
             logs={name: tuple(run.log_cost for run in made) for name, made in valid.items()},
             failed=[run for _, run in group if not run.is_valid],

@@ -42,8 +42,6 @@ _SMALLEST_SCATTER = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """A shape fitted to the logarithms of the window times."""
-
     kind: _Kind
     change: float
     """Change of the logarithm from the first window to the last, or from the first level to the

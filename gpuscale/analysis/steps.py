@@ -122,7 +122,6 @@ class TypicalStep:
     """The average step of one scaling point, divided into phases."""
 
     time_s: float
-    """Mean of the runs' step times."""
     phases_s: Mapping[str, float | None]
     """Seconds in each phase, means over the runs, at least 0; None if unknown. They are those of
     the median rank, or of a pipeline's slowest stage; `skew` is the slowest rank's lag."""

@@ -47,10 +47,9 @@ _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
-    """Raise a UsageError with an install command if a package that `user` needs is missing.
+    """Raise a UsageError with an install command if `user` (a command or feature) lacks a package.
 
-    gpuscale can be installed without its dependencies, since comparing results on a login node, for
-    example, does not need torch. `user` is the name of a command or feature.
+    gpuscale can be installed without its dependencies, such as torch on a login node.
     """
     missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
@@ -65,8 +64,7 @@ class FileError(GpuscaleError):
         self, path: object, problem: str, *, place: str | None = None, line: int | None = None
     ) -> None:
         named = f"{path}" if line is None else f"{path}:{line}"
-        where = f"{named}: {place}" if place else named
-        super().__init__(f"{where}: {problem}")
+        super().__init__(": ".join(filter(None, (named, place, problem))))
         self.problem = problem
 
 
@@ -81,10 +79,7 @@ class DecodeError(GpuscaleError):
     ) -> None:
         where = "" if line is None else f"line {line}: "
         super().__init__(f"{where}{place}: {problem}" if place else f"{where}{problem}")
-        self.place = place
-        self.problem = problem
-        self.line = line
-        self.rows = rows
+        self.place, self.problem, self.line, self.rows = place, problem, line, rows
 
 
 class FieldError(DecodeError, ValueError):

@@ -25,8 +25,7 @@ LOST_PEER = re.compile(r"gloo|NCCL")
 LOST_PEER_LINES = re.compile(
     r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b|\bSignalException: Process \d+ got signal: 15\b"
 )
-"""Pattern for errors in the last lines of a command that lost a peer or was terminated, most likely
-because another process failed first."""
+"""Pattern for errors of a command that lost a peer or was terminated after another failed."""
 
 LOST_NODE = re.compile(
     r"(?:Node failure on|Remote daemon\s*: \S+ on node) ([\w.-]+)$", re.MULTILINE

@@ -1,5 +1,6 @@
-"""Types of devices (`cuda`, `rocm`, `cpu`), and the CPUs and NUMA nodes of this host."""
+"""Types of devices, and the CPUs, NUMA nodes and environment variables of this host."""
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,17 +16,29 @@ _MAP = re.compile(
     re.IGNORECASE,
 )
 _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
+VARIABLE_PREFIXES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
+    *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
+    *("TORCHINDUCTOR_", "UCX_"),
+)
+"""Prefixes of the environment variables that affect how ranks compute and communicate."""
+
+CACHE_VARIABLES = frozenset(
+    {"CUDA_CACHE_PATH", "PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME"}
+    | {"TORCH_EXTENSIONS_DIR"}
+)
+"""Environment variables that name cache folders; torch's defaults may contain the login name."""
+
+JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
+"""Environment variables that list the devices that one job may use on one node."""
 
 
 class GpuKind(NamedTuple):
-    """Names that one GPU vendor gives to its communication library, listing command and so on."""
+    """A GPU vendor's library for communication, command that lists GPUs, and selecting variable."""
 
     library: str
-    """Library through which ranks communicate."""
     tool: str
-    """Command that lists the GPUs."""
     variable: str
-    """Environment variable that selects the visible GPUs."""
 
 
 GPU_KINDS: Mapping[str, GpuKind] = {
@@ -147,3 +160,15 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip(" \t\n\r\0")
     except OSError:
         return ""
+
+
+def variables_of(process: int | str) -> dict[str, str]:
+    """Return a process's initial environment variables; raise an OSError if they cannot be read."""
+    text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
+    return dict(entry.partition("=")[::2] for entry in text.split("\0"))
+
+
+def python_environment() -> dict[str, str]:
+    """Return this process's environment with gpuscale's parent folder added to PYTHONPATH."""
+    folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

@@ -91,9 +91,9 @@ def end_descendants(
 ) -> None:
     """End descendants, and processes with `variable` (`NAME=value`), except the process `spared`.
 
-    First send SIGTERM to the children of this process, so that a launcher can end its own processes
-    in order. Once the children have ended, or after half of `grace_s` seconds, send SIGTERM to all
-    remaining processes. Send SIGKILL to the processes that are left after `grace_s` seconds.
+    SIGTERM goes to the children of this process first, so that a launcher can end its own processes
+    in order, and to all that remain once these have ended or half of `grace_s` has passed. SIGKILL
+    follows after `grace_s` seconds.
     """
 
     def living() -> set[int]:
@@ -144,11 +144,9 @@ def die_with_parent() -> None:
 
 
 def end_at_interrupt() -> None:
-    """Make Ctrl-C end this process at once, even in a collective that Python cannot interrupt.
-
-    The signal is also unblocked: a block may be inherited from the process that forked this one.
-    """
+    """Make Ctrl-C end this process at once, even in a collective that Python cannot interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A block may be inherited from the process that forked this one.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 

@@ -29,7 +29,6 @@ class Demands:
     """Options that do not work with the strategy, each with the reason: --compile, --accumulate,
     or --precision fp16."""
     oldest_torch: tuple[int, int] = (2, 6)
-    """Oldest version of torch that the strategy works with."""
     not_older: str | None = None
     """Reason why versions before `oldest_torch` fail; None if all of gpuscale needs it."""
     options: tuple[str, ...] = ()
@@ -129,7 +128,6 @@ STRATEGIES: Mapping[str, Demands] = {
     COMMAND: Demands(implementation=None, ranks_agree=False),
 }
 CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
-"""Strategies that a `TrainingCase` can choose."""
 MICRO_BATCHES = 4
 """Default number of micro-batches per GPU. With four per stage, a pipeline spends less than a fifth
 of its time filling and draining, whatever the number of stages."""

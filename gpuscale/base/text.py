@@ -106,10 +106,7 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 
 
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
-    """Format values with just enough digits to distinguish different values.
-
-    `form` formats one value; its second argument is the number of extra digits.
-    """
+    """Format values by `form(value, extra digits)` with just enough digits to tell them apart."""
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]
         if len(set(texts)) == len({round(value, 5) for value in values}):
@@ -167,10 +164,7 @@ def shown(text: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close.
-
-    `cutoff` is the least similarity of a close word, from 0 to 1.
-    """
+    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close."""
     # Imported here, since every command would take longer to start.
     from difflib import get_close_matches
 

@@ -25,6 +25,7 @@ from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.baseline import Tolerances
+from gpuscale.records.configuration import Choice
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts
@@ -78,8 +79,7 @@ def _record(arguments: argparse.Namespace) -> int:
         results,
         name=arguments.output.stem,
         cluster=arguments.cluster,
-        cases=arguments.case,
-        gpus=arguments.gpus,
+        choice=Choice(cases=arguments.case, gpus=arguments.gpus),
     )
     baseline = replace(baseline, recorded_by=login_name())
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)

@@ -19,11 +19,11 @@ from gpuscale.judge.compare.earlier import (
     earlier_nights,
     last_night,
 )
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, Verdict
+from gpuscale.records.configuration import Choice
 from gpuscale.records.verdict import SLOWDOWNS, BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS

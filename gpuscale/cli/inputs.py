@@ -18,10 +18,10 @@ from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.phrases import age_text, counted, enumerated, to_minutes
 from gpuscale.store.files import file_error, file_errors, read_any
 from gpuscale.store.results import (

@@ -12,10 +12,10 @@ from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare import judged_nights
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.figure == "history":
         nights = read_nights(paths or [default_folder()])
         inputs.validate_choice(nights, arguments)
-        history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         choice = Choice(cases=arguments.case, gpus=arguments.gpus)
+        history = history_of(nights, choice)
         measurements = Measurements(
             history=history, regressed=regressed_rows(judged_nights(nights, choice))
         )

@@ -19,8 +19,8 @@ from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.compare.spread import without_outliers
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
@@ -78,13 +78,12 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     results = inputs.read_all_results(files) if files else last_night(nights)
     if before is None and earlier is None:
         inputs.validate_choice(results, arguments)
-    history = None
+    history, choice = None, Choice(cases=arguments.case, gpus=arguments.gpus)
     if nights:
         try:
-            history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
+            history = history_of(nights, choice)
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
-    choice = Choice(cases=arguments.case, gpus=arguments.gpus)
     subject = Subject(
         results=[inputs.selected(file, arguments.case, arguments.gpus) for file in results],
         history=history,

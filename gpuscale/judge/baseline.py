@@ -13,7 +13,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import Configuration, Environment, Hardware, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange
-from gpuscale.records.configuration import RowMixin
+from gpuscale.records.configuration import ALL_ROWS, Choice, RowMixin
 from gpuscale.records.run import without_windows
 
 MINIMUM_RUNS = 3
@@ -50,20 +50,19 @@ def baseline_from_results(
     name: str,
     cluster: str,
     minimum_runs: int = MINIMUM_RUNS,
-    cases: Collection[str] | None = None,
-    gpus: Collection[int] | None = None,
+    choice: Choice = ALL_ROWS,
 ) -> Baseline:
     """Make a baseline from the valid runs in `results`, which are in the order of measurement.
 
-    `cases` and `gpus` select entries; None selects all. Raise UsageError if an entry has fewer than
-    `minimum_runs` valid runs, or if hardware differs.
+    Raise UsageError if a chosen entry has fewer than `minimum_runs` valid runs, or if hardware
+    differs.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])
     measured = entries_of(run for result in results for run in result.runs)
-    entries = _chosen({entry: valid.get(entry, []) for entry in measured}, cases, gpus)
+    entries = _chosen({entry: valid.get(entry, []) for entry in measured}, choice)
     short = [
         f"{_entry_label(entry, entries)} has {len(runs)}"
         for entry, runs in entries.items()
@@ -131,7 +130,7 @@ def proposals(
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
-    for entry in [entry for entry in {**known, **entries} if entry in entries]:
+    for entry in (entry for entry in {**known, **entries} if entry in entries):
         old = tuple(known.get(entry, ()))
         new = (*(old if add else ()), *entries[entry])
         _validate_workload(entry, new, entries)
@@ -180,22 +179,14 @@ def revised(
     )
 
 
-def _chosen(
-    entries: Mapping[EntryId, list[Run]],
-    cases: Collection[str] | None,
-    gpus: Collection[int] | None,
-) -> dict[EntryId, list[Run]]:
-    chosen = {
-        entry: runs
-        for entry, runs in entries.items()
-        if (gpus is None or entry.gpus in gpus) and entry.key.is_of(cases)
-    }
-    where = "" if gpus is None else " on the chosen numbers of GPUs"
+def _chosen(entries: Mapping[EntryId, list[Run]], choice: Choice) -> dict[EntryId, list[Run]]:
+    chosen = {entry: runs for entry, runs in entries.items() if choice.includes(entry.key)}
+    where = "" if choice.gpus is None else " on the chosen numbers of GPUs"
     held = f"they hold {', '.join(dict.fromkeys(entry.label for entry in entries))}"
-    for case in cases or ():
+    for case in choice.cases or ():
         if not any(entry.key.is_of((case,)) for entry in chosen):
             raise UsageError(f"the results hold no '{case}'{where}; {held}")
-    for count in sorted({*(gpus or ())} - {entry.gpus for entry in chosen}):
+    for count in sorted({*(choice.gpus or ())} - {entry.gpus for entry in chosen}):
         raise UsageError(f"the results have no row on {count}; {held}")
     return chosen
 
@@ -242,7 +233,6 @@ def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
 
 
 def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
-    """Return the environment of each allocation in which these runs were measured."""
     used = {run.allocation for run in runs}
     found = {result.allocation: result.environment for result in results}
     for result in results:
@@ -259,7 +249,6 @@ def _identities(runs: Sequence[Run]) -> Counter[object]:
 
 
 def _common_hardware(environments: Sequence[Environment]) -> Hardware:
-    """Return the hardware that all environments share; raise UsageError if it differs."""
     devices = {environment.device for environment in environments}
     cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
     systems = {e.system for e in environments if e.system is not None}

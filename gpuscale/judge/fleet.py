@@ -2,10 +2,8 @@
 
 The log step times of each GPU, corrected for the drift of the machine, are compared with those of
 all GPUs of its kind, and those of each node (all GPUs together) with those of other nodes. The
-limit depends on the number of nodes and the robustly estimated spread between them. If there are
-earlier sweeps, each node is also compared with itself. A node is called sick only if later jobs
-alone show the loss again; they also provide the estimate of the loss. More jobs are run while the
-verdict is open (error rates: docs/evidence/rates.md).
+limit depends on the number of nodes and the robustly estimated spread between them. More jobs are
+run while the verdict is open (error rates: docs/evidence/rates.md).
 """
 
 import math
@@ -204,10 +202,10 @@ def _verdict(
 ) -> NodeVerdict:
     """Judge a node's row against one reference; `before` is the row's level in earlier sweeps.
 
-    A node is sick only if all jobs together show a loss that the later jobs alone confirm.
+    A node is sick only if all jobs together show a loss that the later jobs alone confirm. These
+    also provide the estimate of the loss, since the first job was the slowest of many.
     """
     node, row = key
-    # The job that raised suspicion was the slowest of many, so it overstates the loss.
     later = jobs[1:] or jobs
     is_open, is_large = scale.is_open(jobs, p_value), scale.ratio(jobs, p_value) > 1
     is_confirmed = len(jobs) > 1 and scale.ratio(later, _CONFIRMATION_P) > 1

@@ -60,7 +60,6 @@ class Side:
     environments: Sequence[Environment]
     """All environments: one for each results file, or for each allocation of a baseline."""
     environments_of: Mapping[PointKey, Sequence[Environment]]
-    """Environments in which the valid runs of each entry were measured."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
     """Creation time of the first file (ISO 8601); reports use its UTC offset. None if unknown."""
@@ -159,18 +158,18 @@ def _side(
     written_at: str | None,
     probes: Sequence[Probe],
 ) -> Side:
-    """Build one side from its runs, each with its allocation and its environment if known."""
     entries = grouped([run for run, _, _ in placed], [name for _, name, _ in placed])
     where_of = {id(run): where for run, _, where in placed if where is not None}
-    found = {entry.key: [where_of.get(id(run)) for run in entry.valid] for entry in entries}
     return Side(
         entries=entries,
         by_row=by_key((entry.point.key, entry) for entry in entries),
         by_point={entry.key: entry for entry in entries if entry.logs},
         environments=environments,
         environments_of={
-            key: [*{id(where): where for where in used if where is not None}.values()]
-            for key, used in found.items()
+            entry.key: [
+                *{id(at): at for run in entry.valid if (at := where_of.get(id(run)))}.values()
+            ]
+            for entry in entries
         },
         by_allocation=by_allocation,
         written_at=written_at,
@@ -236,7 +235,10 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
-    """Return why results cannot be compared with the baseline; unknown properties do not differ."""
+    """Return the reason why results cannot be compared with the baseline; None if they can.
+
+    Unknown properties do not count as different.
+    """
     for environment in environments:
         if other := _other_machine(baseline, environment):
             return Statement.of("other_machine", now=other[0], before=other[1])

@@ -14,10 +14,10 @@ import msgspec
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.analysis.probabilities import nominal_error
-from gpuscale.analysis.scaling import References, point_keys
+from gpuscale.analysis.scaling import point_keys, references_of
 from gpuscale.base.text import counted
 from gpuscale.judge.compare import assess, comparison_of
-from gpuscale.judge.compare.matching import Choice, MatchedRow, too_few_valid_runs
+from gpuscale.judge.compare.matching import MatchedRow, too_few_valid_runs
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement
 from gpuscale.judge.sides import Sides, side_of_results, sides_of
 from gpuscale.records import (
@@ -33,6 +33,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.configuration import Choice
 from gpuscale.records.verdict import BaselineKind
 
 
@@ -186,7 +187,7 @@ class _Session:
             self._placed.append((run, self._valid[key] + 1))
             self._attempts[key] += 1
             self._valid[key] += run.is_valid
-        self._references = References(self._valid)
+        self._references = references_of(self._valid)
 
     def assess(self, after: int, until: float) -> list[Judgement]:
         """Judge the rows by the runs that analysis `until` includes but analysis `after` does not.
@@ -216,7 +217,7 @@ class _Session:
         """
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
-        reference = None if key.gpus == 1 else self._references.of(key)
+        reference = None if key.gpus == 1 else self._references.get(key)
         if reference is None or not self._measures(1) or self._valid[reference] >= runs:
             return True
         return self._attempts[reference] >= self._plan.most_runs

@@ -10,9 +10,9 @@ from gpuscale.records.scaling import Estimate
 NotMeasured = Literal[
     "down", "busy", "failed", "stopped", "not reached", "none alike", "row missing"
 ]
-"""Reasons why a node is not judged: the scheduler reports it as down or drained, its job never
-started, its job or all its runs failed, the sweep was stopped, its turn never came, there are too
-few nodes of its kind to compare it with, or only some rows were measured."""
+"""Reasons why a node is not judged: it is down or drained, its job never started, its job or all
+its runs failed, the sweep was stopped, its turn never came, too few nodes are of its kind, or only
+some rows were measured."""
 Reference = Literal["fleet", "past"]
 
 
@@ -70,7 +70,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Reference for `speed`: the other nodes (`fleet`), or the node in earlier sweeps (`past`)."""
     jobs: int = 0
     jobs_slow: int = 0
-    """Number of jobs in which `row` was slow."""
     past: float | None = None
     """Speed on `row` in earlier sweeps, relative to other nodes of the kind; None if unknown."""
 

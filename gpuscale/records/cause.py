@@ -82,7 +82,6 @@ class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
     """Change in a probe's rate relative to a reference; a lower rate confirms the cause."""
 
     probe: Probe
-    """Measurements of the probe in the current results."""
     change: Estimate
     is_slower: bool
     """True if the rate is significantly lower, which confirms the cause."""

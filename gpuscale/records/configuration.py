@@ -1,13 +1,15 @@
 """The configuration of a training workload: the fields that must agree in comparable results."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
-from gpuscale.base.text import counted
+from gpuscale.base.text import counted, no_such
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
 
@@ -85,6 +87,50 @@ class EntryKey(NamedTuple):
     def is_of(self, cases: Collection[str] | None) -> bool:
         """True if `cases` is None or contains the row's case or name, such as `mnist_cnn/ddp`."""
         return cases is None or self.case in cases or self.name in cases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Selection of rows; a field that is None selects all."""
+
+    cases: Collection[str] | None = None
+    """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
+    gpus: Collection[int] | None = None
+
+    def includes(self, key: EntryKey) -> bool:
+        """True if the row is chosen."""
+        return key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
+
+    def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
+        """Return the chosen keys, grouped by case and sorted by number of GPUs.
+
+        A chosen case that has no row on any of the chosen numbers of GPUs gets a key for each of
+        these numbers, so that it is reported as missing.
+        """
+        cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
+        chosen = [key for key in keys if self.includes(key)]
+        left = [name for name in self.cases or () if not any(key.is_of((name,)) for key in chosen)]
+        absent = (
+            key._replace(gpus=count) for key in keys if key.is_of(left) for count in self.gpus or ()
+        )
+        return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
+
+    def validate(self, keys: Collection[EntryKey]) -> None:
+        """Raise UsageError for a case or number of GPUs that no key has."""
+        if not keys:
+            # There is nothing to choose from, which the caller says better.
+            return
+        for name in self.cases or ():
+            if not any(key.is_of((name,)) for key in keys):
+                names = dict.fromkeys(key.name if "/" in name else key.case for key in keys)
+                raise UsageError(no_such(name, names, "case"))
+        counts = {key.gpus for key in keys if key.is_of(self.cases)}
+        for count in sorted(set(self.gpus or ()) - counts):
+            known = ", ".join(map(str, sorted(counts)))
+            raise UsageError(f"--gpus {count}: there is no such row; choose from {known}")
+
+
+ALL_ROWS = Choice()
 
 
 class RowMixin:

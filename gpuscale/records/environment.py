@@ -141,10 +141,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return max(1, min(8, cores_per_gpu - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
-        """Return the largest number of ranks that share a GPU; None if each rank has its own.
-
-        Also return None if ranks run on CPUs or on several nodes, or if there is only one process.
-        """
+        """Return the most ranks that share a GPU; None on CPUs, on several nodes, or if none do."""
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None
         ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))

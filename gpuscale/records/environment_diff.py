@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gpuscale.base.environment import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.base.grouping import by_key
+from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 from gpuscale.records.cause import LINKS, CauseKind
 from gpuscale.records.evidence import Library
@@ -101,11 +101,8 @@ _CAUSES_OF_CHANGES = {
     re.compile(r"cudnn|miopen|_clock_mhz|power_limit", re.IGNORECASE): _COMPUTING,
     re.compile("cases_revision"): (),
 }
-"""Kinds of causes that a change can lead to, keyed by a pattern for the name of the change.
-
-Changes that match no pattern may lead to any kind. A new revision of the cases leads to none, since
-most revisions leave the training as it was.
-"""
+"""Kinds of causes that a change can lead to, by a pattern for its name; other changes lead to any.
+A new revision of the cases leads to none, since most leave the training as it was."""
 
 
 def field_differences(
@@ -137,10 +134,7 @@ def script_changes(before: _Environments, after: _Environments) -> Iterator[Envi
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each package with a new version, the most important packages first.
-
-    Environments with unknown packages are ignored.
-    """
+    """Yield a change for each package with a new version, the most important packages first."""
     sides = [[one.packages for one in side if one.packages] for side in (before, after)]
     if not all(sides):
         return
@@ -162,10 +156,7 @@ def is_of_stack(name: str) -> bool:
 
 
 def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
-    """Return True if the change may lead to this kind of cause.
-
-    Any change may lead to a cause that is not established, or to one of kind ENVIRONMENT.
-    """
+    """Return True if the change may lead to this kind of cause."""
     if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
         return True
     found = (kinds for name, kinds in _CAUSES_OF_CHANGES.items() if name.search(change.name))

@@ -46,10 +46,7 @@ class PortCounter:
     """Smallest growth in a run that is reported; healthy networks may show less."""
 
     def growth(self, before: int | str, after: int | str) -> Growth | str:
-        """Return the growth between two readings, or the reason why it is unknown.
-
-        For a failed reading, pass the reason for the failure as text.
-        """
+        """Return the growth between two readings (texts if they failed), or why it is unknown."""
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)
         # Some drivers have wider counters than the specification.

@@ -47,9 +47,8 @@ class Record(
 ):
     """Base class of stored values; they are immutable and validated when read or written.
 
-    Fields with default values are omitted from files. Field bounds exclude step times below 1 ns or
-    above 30 years, which can only be unit errors; all quotients and logarithms computed from valid
-    records are therefore finite.
+    Fields with default values are omitted from files. Field bounds exclude unit errors, such as
+    step times below 1 ns, so that all quotients and logarithms of valid records are finite.
     """
 
 

@@ -54,7 +54,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
     A larger time budget first adds windows, which show whether a run is steady, and then lengthens
-    them. With a smaller budget, the ranks reduce the number or length of windows.
+    them; for a smaller one, the ranks have fewer or shorter windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -178,7 +178,6 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One window, timed by the clock of one rank."""
 
     started_at_s: float
-    """Unix time at which the window started."""
     busy_s: float
     """Seconds from the opening barrier until this rank's own work was finished."""
     synchronized: bool
@@ -193,24 +192,18 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
 def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
     """Combine one window's times from all ranks; the duration is the longest time of any rank.
 
-    In synchronised windows all ranks take about equally long, and which rank takes longest is
-    random. The phases are therefore always those of `slowest`, the slowest rank of the whole run.
-    If another rank took longer in this window, `slowest` waited for the difference: it is added to
-    `wait_s` if waits are measured, and otherwise to `backward_s`, where training waits.
+    The phases are always those of `slowest`, the slowest rank of the whole run. If another rank
+    took longer in this window, `slowest` waited for the difference: it is added to `wait_s` if
+    waits are measured, and otherwise to `backward_s`, where training waits.
     """
-    time_s = max(window.busy_s for window in by_rank)
-    shown = by_rank[slowest]
-    phases, lag_s = shown.phases, time_s - shown.busy_s
+    busy_s = tuple(window.busy_s for window in by_rank)
+    phases, lag_s = by_rank[slowest].phases, max(busy_s) - busy_s[slowest]
     if phases.wait_s:
         phases = replace(phases, wait_s=phases.wait_s + lag_s)
     else:
         phases = replace(phases, backward_s=phases.backward_s + lag_s)
-    return Window(
-        time_s=time_s,
-        started_at_s=by_rank[0].started_at_s,
-        busy_s=tuple(window.busy_s for window in by_rank),
-        phases=phases,
-    )
+    started_at_s = by_rank[0].started_at_s
+    return Window(time_s=max(busy_s), started_at_s=started_at_s, busy_s=busy_s, phases=phases)
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,10 +221,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(window.own_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
-        """Return the median of each phase over the synchronised windows, in seconds per step.
-
-        Time that synchronisation adds to the forward pass is counted in the backward pass.
-        """
+        """Return the median of each phase over the synchronised windows, in seconds per step."""
         synced, alone = (
             [window.phases for window in self.windows if window.synchronized is synchronized]
             for synchronized in (True, False)
@@ -241,6 +231,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
             for name in Phases.__struct_fields__
         }
         if alone:
+            # Time that synchronisation adds to the forward pass belongs to the backward pass.
             alone_s = statistics.median(phases.forward_s for phases in alone)
             own_s = min(medians["forward_s"], alone_s)
             medians["backward_s"] += medians["forward_s"] - own_s
@@ -253,7 +244,6 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     report: RankReport
     joined_at_s: float
-    """Unix time at which the rank joined the process group."""
     measurement: Measurement
     software: ProcessSoftware
 

@@ -77,14 +77,12 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         validate_measured(self.measured, self.configuration.metric)
         if STEP_TIME in self.measured and self.batch_per_gpu is None:
-            problem = "is needed for a run with a step time"
-            raise FieldError("batch_per_gpu", problem)
+            raise FieldError("batch_per_gpu", "is needed for a run with a step time")
         numbers = [report.rank for report in self.ranks]
         if len(set(numbers)) < len(numbers):
             raise FieldError("ranks", f"each rank is expected once, found {numbers[:20]}")
         if self.windows and self.steps_per_window is None:
-            problem = "is needed for a run with windows"
-            raise FieldError("steps_per_window", problem)
+            raise FieldError("steps_per_window", "is needed for a run with windows")
         if self.failure is None and self.ranks:
             _validate_training(self)
 
@@ -119,10 +117,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
 
     @property
     def synchronization_s(self) -> float | None:
-        """Median step time (s) with gradient synchronisation minus that without; may be negative.
-
-        For a single rank, this is the overhead of the strategy's wrapper. None if not measured.
-        """
+        """Median step time (s) with gradient synchronisation minus that without; None if absent."""
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
         added_s = median_window_s(self.windows) - median_window_s(self.unsynced_windows)
@@ -219,12 +214,10 @@ def _peak_memory_bytes(run: Run) -> float | None:
 
 def _energy_per_sample_j(run: Run) -> float | None:
     known = [s.values["energy_j"] for s in run.gpu_summaries if "energy_j" in s.values]
-    if not known or len(known) < len(run.gpu_summaries):
-        return None
-    if run.steps_per_window is None or run.batch_per_gpu is None:
-        return None
-    samples = len(run.windows) * run.steps_per_window * run.batch_per_gpu * run.gpus
-    return sum(known) / samples if samples else None
+    steps = len(run.windows) * (run.steps_per_window or 0)
+    samples = steps * (run.batch_per_gpu or 0) * run.gpus
+    is_known = known and len(known) == len(run.gpu_summaries) and samples
+    return sum(known) / samples if is_known else None
 
 
 _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
@@ -258,8 +251,8 @@ def _validate_training(run: Run) -> None:
         for position, window in enumerate(windows):
             if len(window.busy_s) not in (fewest, len(run.ranks)):
                 count = f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
-                problem = f"expected a number for each of {count}"
-                raise FieldError(f"{name}[{position}].busy_s", problem)
+                place = f"{name}[{position}].busy_s"
+                raise FieldError(place, f"expected a number for each of {count}")
     demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:

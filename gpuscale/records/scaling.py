@@ -99,7 +99,6 @@ class ScalingPoint(RowMixin, Scaling):
     peak_memory_bytes: int | None = None
     """Largest peak of allocated CUDA memory on any rank; None on CPU."""
     peak_host_memory_bytes: int | None = None
-    """Largest peak resident set size of any rank."""
     figure: PublishedFigure | None = None
 
     @property

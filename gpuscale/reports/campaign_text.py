@@ -10,7 +10,6 @@ from gpuscale.base.errors import ExitCode, GpuscaleError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_percent
 from gpuscale.judge.compare import compare_sides
-from gpuscale.judge.compare.matching import Choice
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Estimate, Results
@@ -21,6 +20,7 @@ from gpuscale.records.campaigns import (
     NodeVerdict,
     Reason,
 )
+from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import document_text
 from gpuscale.reports.cause_words import evidence, headline
@@ -121,7 +121,7 @@ def evidence_of(
             ]
         try:
             sides = sides_of(baseline_of_results(others, name="other nodes"), own)
-            compared = diagnose(sides, compare_sides(sides, Choice()))
+            compared = diagnose(sides, compare_sides(sides, ALL_ROWS))
         except GpuscaleError:
             continue
         causes = [cause for entry in compared.entries for cause in entry.causes]

@@ -176,7 +176,6 @@ def write_report(path: Path, content: str | bytes) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """True if the path is an existing device, pipe or socket."""
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -17,7 +17,6 @@ from gpuscale.store import files
 from gpuscale.store.file_formats import decode_results, encode_header
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
-"""Default folder for results files, relative to the working directory."""
 RESULTS = "results.jsonl"
 """Name of the results file in the folder of a night."""
 PROBES_ENDING = ".probes.json"

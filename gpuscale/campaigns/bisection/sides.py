@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuscale.base.environment import JOB_VARIABLES
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
 from gpuscale.campaigns.bisection.kinds import last_line
 from gpuscale.records import Environment, Results, Run

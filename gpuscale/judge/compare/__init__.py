@@ -21,7 +21,7 @@ from gpuscale.judge.compare.earlier import (
     earlier_nights,
     of_night,
 )
-from gpuscale.judge.compare.matching import Choice, MatchedRow, match, too_few_valid_runs
+from gpuscale.judge.compare.matching import MatchedRow, match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
 from gpuscale.judge.compare.published import judge_published
@@ -40,21 +40,18 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.baseline import THROUGHPUT
+from gpuscale.records.configuration import ALL_ROWS, Choice
 
 
 def compare(
-    baseline: Baseline,
-    results: Sequence[Results],
-    *,
-    cases: Collection[str] | None = None,
-    gpus: Collection[int] | None = None,
+    baseline: Baseline, results: Sequence[Results], choice: Choice = ALL_ROWS
 ) -> Comparison:
-    """Judge results against a baseline; `cases` and `gpus` select rows, and None selects all."""
-    return compare_sides(sides_of(baseline, results), Choice(cases=cases, gpus=gpus))
+    """Judge the chosen rows of results against a baseline."""
+    return compare_sides(sides_of(baseline, results), choice)
 
 
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
-    """Judge every chosen row of either side; raise UsageError for one that neither side has.
+    """Judge every chosen row; raise UsageError for a chosen case or number that neither side has.
 
     Runs on 1 GPU serve as the reference for speedups even if their row is not chosen.
     """
@@ -65,7 +62,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     comparison = comparison_of(sides, rows, [judgement.entry for judgement in judgements])
     selected, among = (
         sum(row.obstacle is None and row.before is not None for row in found)
-        for found in (rows, match(sides, Choice().rows_of(sides.keys)))
+        for found in (rows, match(sides, ALL_ROWS.rows_of(sides.keys)))
     )
     if not 0 < selected < among:
         return comparison
@@ -139,7 +136,6 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
 
 
 def _deviations_from_others(current: Entry) -> Mapping[str, float]:
-    """Return each allocation's mean log step time minus the mean of the other allocations."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:
         return {}

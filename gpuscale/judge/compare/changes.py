@@ -7,7 +7,7 @@ from operator import neg
 
 from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
-from gpuscale.analysis.scaling import Entry, References, level_of
+from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, usual_logs
 from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
@@ -122,9 +122,9 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         {key: usual_logs(entry, after.get(key)) for key, entry in before.items()},
         {key: entry.logs for key, entry in after.items() if key.configuration in configurations},
     )
-    references = References(before), References(after)
+    ones_before, ones_after = references_of(before), references_of(after)
     points = [row.points for row in rows]
-    ends = [(keys, (references[0].of(keys[0]), references[1].of(keys[1]))) for keys in points]
+    ends = [(keys, (ones_before.get(keys[0]), ones_after.get(keys[1]))) for keys in points]
     same_ones = by_key((ones, keys) for keys, ones in ends if keys[0].gpus > 1)
     pairings = []
     for row, (keys, ones) in zip(rows, ends, strict=True):

@@ -3,7 +3,7 @@
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from gpuscale.analysis.history import History, RowHistory, history_of_nights, nights_before
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.nights import left_out_of, nights_of
-from gpuscale.analysis.scaling import References
+from gpuscale.analysis.scaling import references_of
 from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
@@ -22,7 +22,6 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 _OTHER_LEVEL = 0.01
 """Smallest relative difference in step time between nights on different levels."""
 _LARGEST_DEVIATION = 0.5
-"""Largest relative deviation assumed between nights."""
 _FEWEST_RESIDUALS = 3
 """Minimum number of degrees of freedom for estimating the deviation between nights."""
 
@@ -117,7 +116,7 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     chosen = {
         row.point: nights_before(len(nights), row.point, nights, row.changes) for row in before.rows
     }
-    pairs = [*_references(chosen).items()]
+    pairs = [pair for pair in references_of(chosen).items() if pair[0] != pair[1]]
 
     def differs(point: PointKey, *sides: Sequence[int]) -> bool:
         logs = [
@@ -139,17 +138,10 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     return chosen
 
 
-def _references(points: Collection[PointKey]) -> Mapping[PointKey, PointKey]:
-    """Return the 1-GPU point that the speedup of each point on several GPUs refers to, if any."""
-    references = References(points)
-    found = ((point, references.of(point)) for point in points)
-    return {point: one for point, one in found if one is not None and one != point}
-
-
 def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
     """Return the default tolerances, with wider ones for rows that few nights are compared with."""
     tolerances, rows = Tolerances(), {row.point: row for row in before.rows}
-    references = _references(rows)
+    references = references_of(rows)
     found: dict[tuple[object, ...], ToleranceOverride] = {}
 
     def widen(point: PointKey, metric: str, declared: float, *its_rows: RowHistory) -> None:
@@ -167,14 +159,14 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
     for point, row in rows.items():
         if 0 < len(compared[point]) < MINIMUM_ALLOCATIONS:
             widen(point, THROUGHPUT, tolerances.allocation_deviation_time, row)
-            if point in references:
-                on_1 = rows[references[point]]
-                widen(point, SPEEDUP, tolerances.allocation_deviation_speedup, row, on_1)
+            one = references.get(point, point)
+            if one != point:
+                widen(point, SPEEDUP, tolerances.allocation_deviation_speedup, row, rows[one])
     return msgspec.structs.replace(tolerances, overrides=tuple(found.values()))
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the deviation of the log step time, or of a ratio of two, on a level; no outliers."""
+    """Return the deviation of the log step time, or ratio of two, on a level, without outliers."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     levels = by_key((bisect_right(onsets, night), night) for night in shared)

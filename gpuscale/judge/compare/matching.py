@@ -2,15 +2,13 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
 from gpuscale.analysis.estimates import far_apart
 from gpuscale.analysis.scaling import Entry
-from gpuscale.base.errors import UsageError
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import no_such
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     EntryKey,
@@ -28,48 +26,9 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs with which a row passes although others failed, at most as many."""
+"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
+runs must be valid too."""
 _LONGEST_MESSAGE = 160
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Selection of the rows to judge; a field that is None selects all."""
-
-    cases: Collection[str] | None = None
-    """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
-    gpus: Collection[int] | None = None
-
-    def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
-        """Return the chosen keys, grouped by case and sorted by number of GPUs.
-
-        A chosen case on none of the chosen numbers of GPUs gets a key for each, to be reported.
-        """
-        cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
-        chosen = [
-            key
-            for key in keys
-            if key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
-        ]
-        left = [name for name in self.cases or () if not any(key.is_of((name,)) for key in chosen)]
-        absent = (
-            key._replace(gpus=count) for key in keys if key.is_of(left) for count in self.gpus or ()
-        )
-        return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
-
-    def validate(self, keys: Collection[EntryKey]) -> None:
-        """Raise UsageError for a case or number of GPUs that no key has."""
-        if not keys:
-            # There is nothing to choose from, which the caller says better.
-            return
-        for name in self.cases or ():
-            if not any(key.is_of((name,)) for key in keys):
-                names = dict.fromkeys(key.name if "/" in name else key.case for key in keys)
-                raise UsageError(no_such(name, names, "case"))
-        counts = {key.gpus for key in keys if key.is_of(self.cases)}
-        for count in sorted(set(self.gpus or ()) - counts):
-            known = ", ".join(map(str, sorted(counts)))
-            raise UsageError(f"--gpus {count}: there is no such row; choose from {known}")
 
 
 def first_failure(entry: Entry) -> str | None:

@@ -39,7 +39,6 @@ class _Rule:
     tolerances: Tolerances
     rates: ErrorRates
     family_weight: float
-    """Sum of the weights of all tests in the comparison."""
 
     def alone(self, test: Quantity) -> Quantity:
         """Return the test with p-values adjusted as if no other test were significant."""

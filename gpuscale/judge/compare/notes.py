@@ -110,12 +110,10 @@ def _allocations(
 
 
 def _assumed(tolerances: Tolerances, keys: Iterable[EntryKey], metric: str) -> float:
-    """Return the largest deviation between allocations that the judgement of these rows assumes."""
     return max(tolerances.limits(key, metric).allocation_deviation for key in keys)
 
 
 def _width(entry: EntryVerdict) -> float:
-    """Return the width of the interval of an entry's change; infinite if there is none."""
     if entry.change is None or entry.change.low is None or entry.change.high is None:
         return math.inf
     return entry.change.high - entry.change.low

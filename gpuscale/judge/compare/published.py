@@ -14,7 +14,7 @@ from gpuscale.analysis.estimates import (
     log_sample,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
-from gpuscale.analysis.scaling import Entry, References, log_speedup
+from gpuscale.analysis.scaling import Entry, log_speedup, references_of
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement, required_runs
 from gpuscale.judge.sides import Sides
@@ -29,7 +29,6 @@ class _Ratio:
     quantity: QuantityName
     value: float
     samples: Sequence[Sample]
-    """Samples of the runs behind the measured quantity."""
     tolerance: float
     nights: Sample | None = None
     """Sample of the published nightly values; None if too few are published."""
@@ -57,7 +56,6 @@ class _Ratio:
 
     @property
     def excess_loss(self) -> float:
-        """Loss beyond the tolerance; negative within the tolerance."""
         return -self.measured().relative_change().value - self.tolerance
 
     @property
@@ -73,7 +71,10 @@ _SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
 
 
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
-    """Judge the speedup and, if the precision is the same, the throughput of a published row."""
+    """Judge the speedup of a row with a published figure and, in the same precision, throughput.
+
+    The speedup alone would miss a slowdown that all numbers of GPUs share.
+    """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
@@ -116,7 +117,7 @@ def _speedup_ratio(
     if figure.gpus == 1 or published is None:
         return None
     measured = sides.after.by_point
-    reference = References(measured).of(entry.key)
+    reference = references_of(measured).get(entry.key)
     if reference is None:
         return Statement.of("no_measured_reference")
     one = sides.published[figure.key._replace(gpus=1)].figure
@@ -145,7 +146,7 @@ def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
 def _decisive(
     ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
 ) -> tuple[Verdict, _Ratio]:
-    """Return the worst verdict and the ratio that caused it, with the largest loss if several."""
+    """Return the worst verdict and, of the ratios that caused it, the one with the largest loss."""
     verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
     worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]

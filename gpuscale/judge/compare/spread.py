@@ -23,8 +23,8 @@ from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Facts, Results, Statement
 
 DECLARED_DF = 2.0
-"""Weight, in degrees of freedom, of the declared deviation between allocations as a prior; with
-more, false alarms exceed 1% if allocations differ by three times the declared deviation."""
+"""Weight, in degrees of freedom, of the declared deviation between allocations as a prior. With a
+larger weight, false alarms exceed 1% if allocations differ by three times that deviation."""
 _FAR_NOISIER = 4.0
 """Reports blame other rows for a spread if their variance is this many times the row's own."""
 

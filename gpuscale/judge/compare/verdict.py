@@ -56,7 +56,6 @@ class Quantity:
     limits: Limits
     rates: ErrorRates
     weight: float = OTHER_WEIGHT
-    """Weight of this quantity's test when p-values are adjusted for multiple testing."""
     loss_of: Callable[[float], float] = relative_fall
     """Function that converts a gain to a loss, which is then compared with the margin."""
     p_worse: float | None = None
@@ -119,7 +118,7 @@ def _below(probability: float | None, limit: float) -> bool:
 
 
 LIKELIER = 8.0
-"""Likelihood ratio above which a lower speedup is blamed on n GPUs, not on faster runs on 1 GPU."""
+"""Likelihood ratio above which a lower speedup counts as a slowdown on n GPUs, not a gain on 1."""
 _SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
@@ -130,7 +129,6 @@ class Quantities:
     """The quantities that are judged together for one row."""
 
     time: Quantity
-    """Step time on the number of GPUs of the row."""
     speedup: Quantity | None = None
     reference: Quantity | None = None
     """Step time on 1 GPU, for a row on more than 1 GPU; set whenever `speedup` is."""
@@ -198,7 +196,8 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
 
-    The other step time then shows only the shift of all step times from night to night.
+    All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
+    show only this shift; if 1 GPU got faster, those on n GPUs do.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:

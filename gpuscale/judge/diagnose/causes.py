@@ -18,6 +18,7 @@ from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import LINKS, Cause, CauseKind, PhaseChange, PortSymptom, Remedy
 from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
+from gpuscale.records.run import nodes_of
 from gpuscale.records.verdict import SLOWDOWNS, Finding
 
 _ENOUGH_RUNS = 3
@@ -30,7 +31,7 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
     point, ports = row.point, tuple[PortSymptom, ...]()
     if point.nodes > 1:
-        ports = tuple(port_symptoms(point.nodes_before, point.nodes_after))
+        ports = tuple(port_symptoms(nodes_of(point.runs_before), nodes_of(point.runs_after)))
     kind = CauseKind.FABRIC if ports else CauseKind.COMMUNICATION
     kind = min((symptom.kind for symptom in links), key=LINKS.index, default=kind)
     hosts = tuple(dict.fromkeys(port.host for port in ports))
@@ -111,7 +112,8 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
 def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
-    No other cause is sought for inconclusive rows; by chance, this one is met once in 20 times.
+    No other cause is sought for inconclusive rows. With three runs on each side, a row whose
+    slowest rank is always the same meets this condition by chance once in 20 times.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -208,7 +210,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         or {where.host for where in environments if where.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
-    nodes = row.point.nodes_before, row.point.nodes_after
+    nodes = nodes_of(row.point.runs_before), nodes_of(row.point.runs_after)
     # If the parts of a step are unknown, as for commands, communication may have taken longer.
     connections = () if row.point.changes else _connection_changes(row)
     found = (*environment_changes(before, after, *nodes), *host_changes(*hosts), *connections)
@@ -219,7 +221,7 @@ def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
     """Yield differences between the connections that NCCL or RCCL logged on both sides."""
-    sides = (row.point.nodes_before, row.point.nodes_after)
+    sides = nodes_of(row.point.runs_before), nodes_of(row.point.runs_after)
     return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
 

@@ -19,7 +19,6 @@ from gpuscale.records import (
     Configuration,
     EntryVerdict,
     Environment,
-    NodeEvidence,
     PointKey,
     Probe,
     Run,
@@ -35,7 +34,6 @@ from gpuscale.records.cause import (
 )
 from gpuscale.records.environment_diff import script_changes
 from gpuscale.records.probes import probes_for
-from gpuscale.records.run import nodes_of
 
 _AS_LARGE = 0.25
 """A loss on another number of GPUs counts if it is at least this fraction of the row's loss."""
@@ -62,8 +60,6 @@ class PointEvidence:
     runs_before: tuple[Run, ...] = ()
     runs_after: tuple[Run, ...] = ()
     """Valid runs of the current results, also those whose steps are not divided into parts."""
-    nodes_before: tuple[NodeEvidence, ...] = ()
-    nodes_after: tuple[NodeEvidence, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -161,8 +157,6 @@ def points_of(
             environments_after=tuple(sides.after.environments_of.get(key, ())),
             runs_before=tuple(runs),
             runs_after=tuple(runs_after),
-            nodes_before=tuple(nodes_of(runs)),
-            nodes_after=tuple(nodes_of(runs_after)),
         )
     return found
 

@@ -39,7 +39,6 @@ class NodeFinding(msgspec.Struct, frozen=True):
     slower: float
     """Ratio of the time taken to the typical time; 1 if nothing was timed."""
     text: str
-    """Message for the user, with the remedy."""
 
 
 def round_robin(nodes: int) -> tuple[Pairs, ...]:

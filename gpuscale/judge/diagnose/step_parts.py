@@ -120,7 +120,8 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
     """Return the phase with most of the loss, if any, and whether an even slowdown is ruled out.
 
-    The latter would prolong each phase in proportion, and all by at least the loss minus noise.
+    An even slowdown would prolong each phase in proportion to its duration, and all of them
+    together by at least the loss minus noise.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
@@ -141,11 +142,17 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
     mean_s = statistics.fmean(step.skew_s for step in steps)
     threshold_s = usual_skew_s + _LAG_FRACTION * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
+    behind = [
+        rank
+        for step in late
+        for rank in step.ranks
+        if rank.pace_s >= step.median.pace_s + _LAG_FRACTION * step.skew_s
+    ]
     worst = max(steps, key=lambda step: step.skew_s)
     unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
     # Runs on part of a node use its GPUs in turn; a slow rank may also change its devices.
     for identify in (_by_device, _by_number):
-        counts = Counter(identify(rank) for step in late for rank in _behind(step))
+        counts = Counter(map(identify, behind))
         ids = {rank_id for rank_id, count in counts.items() if count >= _RUN_FRACTION * len(late)}
         if ids:
             slow = (rank for rank in worst.ranks if identify(rank) in ids)
@@ -169,8 +176,3 @@ def _by_device(rank: Rank) -> _RankId:
 
 def _by_number(rank: Rank) -> _RankId:
     return rank.host, (), rank.rank
-
-
-def _behind(step: Step) -> list[Rank]:
-    limit_s = step.median.pace_s + _LAG_FRACTION * step.skew_s
-    return [rank for rank in step.ranks if rank.pace_s >= limit_s]

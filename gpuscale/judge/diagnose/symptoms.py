@@ -62,7 +62,6 @@ class _State:
     """The combined state of one or more devices over several runs."""
 
     values: Mapping[str, float]
-    """Known counters by name."""
     clock_event_reasons: Mapping[str, float]
     """Mean fraction of samples with each clock event reason, by reason."""
 
@@ -83,7 +82,7 @@ class _State:
 def symptoms_of(
     before: Sequence[Run], after: Sequence[Run], places: Mapping[str, str]
 ) -> tuple[DeviceSymptom, ...]:
-    """Find the symptoms of each device in the results; `places` gives hosts that runs do not name.
+    """Find the symptoms of each device in the results; `places` has known hosts of devices by UUID.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
     devices of the baseline; if the baseline has no samples, with other devices in the results.

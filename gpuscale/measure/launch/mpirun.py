@@ -11,8 +11,8 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
-from gpuscale.base.environment import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.measure.run_directory import write_atomically
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.placement import (

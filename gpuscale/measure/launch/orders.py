@@ -22,8 +22,7 @@ from weakref import finalize
 import msgspec
 
 from gpuscale.base import process_ends
-from gpuscale.base.environment import python_environment
-from gpuscale.base.host import text_of
+from gpuscale.base.host import python_environment, text_of
 from gpuscale.base.process_ends import KEEPERS_S, RUN_S, STEP_S
 from gpuscale.measure.launch.mpirun import OrderSocket
 from gpuscale.measure.run_directory import LAUNCHER_LOG, RunDirectory

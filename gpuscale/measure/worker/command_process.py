@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuscale.base.environment import variables_of
 from gpuscale.base.errors import UsageError
+from gpuscale.base.host import variables_of
 from gpuscale.base.process_ends import (
     descendants,
     end_at_interrupt,

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuscale.base.environment import CACHE_VARIABLES, VARIABLE_PREFIXES
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.base.host import cpu_model
+from gpuscale.base.host import CACHE_VARIABLES, VARIABLE_PREFIXES, cpu_model
 from gpuscale.measure.evidence.software import installed_packages, read_version_file
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuscale.base.environment import JOB_VARIABLES
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, GpuscaleError, QueryError
-from gpuscale.base.host import gpu_numa_node, is_gpu
+from gpuscale.base.host import JOB_VARIABLES, gpu_numa_node, is_gpu
 from gpuscale.measure.telemetry.device import open_smi
 from gpuscale.records import GpuDevice
 

@@ -45,7 +45,6 @@ class _Case(
 
     @property
     def place(self) -> str:
-        """The system and its partition, such as `lumi:gpu`."""
         return ":".join(filter(None, (self.system, self.partition)))
 
     @property
@@ -143,7 +142,6 @@ def _session(key: str, began_s: float, cases: Sequence[_Case], host: str | None 
 
 
 def _logged(path: Path, text: str) -> Iterator[_Case]:
-    """Yield a test case for each line of a performance log."""
     lines = text.splitlines()
     if not lines or "|" not in lines[0]:
         raise DecodeError("", "this is neither a run report nor a performance log of ReFrame")

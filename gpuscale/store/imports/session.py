@@ -202,7 +202,6 @@ class _State(msgspec.Struct):
 
     system: str | None = None
     more_is_better: dict[str, bool] = {}
-    """Direction of each metric by name: True if more is better."""
     files: dict[str, tuple[int, int]] = {}
     """Size and modification time (ns) of each imported file, by path."""
 

@@ -31,8 +31,6 @@ _NO_VALUE = re.compile(
 
 
 class _Measured(NamedTuple):
-    """One valid row of a table."""
-
     line: int
     key: EntryKey
     nodes: int

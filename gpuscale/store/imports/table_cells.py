@@ -70,7 +70,6 @@ class TableColumn(NamedTuple):
     """A column of a table with a known header."""
 
     header: str
-    """Header as written in the table."""
     meaning: str
     seconds: float = 1.0
     """Factor that converts a time in a cell without unit to seconds; 1 for other columns."""
@@ -80,7 +79,6 @@ class TableRow(NamedTuple):
     """The texts in one row of an imported table, with the row's line number for messages."""
 
     line: int
-    """Line number in the text, from 1."""
     texts: Mapping[str, str]
     """Cell texts, keyed by column meaning; `name` joins all columns with that meaning."""
 
