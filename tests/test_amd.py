@@ -88,9 +88,7 @@ def test_a_partition_has_none_of_the_whole_gpus_counters(fleet: Fleet, tmp_path:
     assert "'partition': 'CPX/NPS4'" in told
 
 
-def test_what_a_gpu_lacks_or_may_not_tell_is_named_and_the_rest_is_read(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_what_a_gpu_lacks_is_named_and_the_rest_is_read(fleet: Fleet, tmp_path: Path) -> None:
     fleet(
         mi300x(
             0xC1,

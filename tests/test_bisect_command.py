@@ -387,9 +387,7 @@ def test_each_commit_is_tried_in_a_folder_of_its_own(
         ("HEAD~2..absent", "GOOD..BAD"),
     ],
 )
-def test_a_range_without_commits_is_said_in_one_line(
-    repository: Path, span: str, said: str
-) -> None:
+def test_a_range_without_commits_is_refused(repository: Path, span: str, said: str) -> None:
     words = ("--git", ".", span, "--gpus", "1", "--", "python", "train.py")
     assert said in refusal("bisect", *words, cwd=repository)
     assert not (repository / ".gpuscale").exists()
@@ -430,9 +428,7 @@ def recorded(
     path.write_text(results_text(content))
 
 
-def test_variables_that_results_recorded_are_bisected_if_their_packages_are_equal(
-    site: Path,
-) -> None:
+def test_recorded_variables_are_bisected_if_their_packages_are_equal(site: Path) -> None:
     recorded(site / "good.jsonl", {"NCCL_ALGO": "Tree", "CUDA_VISIBLE_DEVICES": "1"})
     recorded(site / "bad.jsonl", {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "2", "OMP_X": "3"})
     found = bisect(site, "--time", "0.00001", good="good.jsonl", bad="bad.jsonl")

@@ -62,9 +62,7 @@ def test_refusals_are_one_line(tmp_path: Path, arguments: list[object], message:
         ("run", "--strategy", ""),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_usage_of_its_command(
-    command: str, option: str, near: str
-) -> None:
+def test_an_unknown_option_is_answered_with_the_usage(command: str, option: str, near: str) -> None:
     answer = gpuscale(*command.split(), option, "here", cwd=REPOSITORY)
     assert answer.returncode == 2
     assert answer.stderr.startswith(f"usage: gpuscale {command} ")
@@ -120,9 +118,7 @@ def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path)
     assert gpuscale("compare", ARC4, newest).stderr == ""
 
 
-def test_a_file_given_alone_is_named_as_the_baseline_where_there_are_no_results(
-    tmp_path: Path,
-) -> None:
+def test_a_file_given_alone_is_named_as_the_baseline_without_results(tmp_path: Path) -> None:
     answer = gpuscale("compare", RESULTS, cwd=tmp_path)
     assert answer.returncode == 2
     assert f"{RESULTS} is taken as the baseline, given alone: " in answer.stderr

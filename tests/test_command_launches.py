@@ -126,9 +126,7 @@ LAUNCHES = pytest.mark.parametrize("launch", ["per-node", "once"])
 
 
 @LAUNCHES
-def test_a_job_that_starts_its_ranks_is_measured_as_it_is(
-    site: Site, tmp_path: Path, launch: str
-) -> None:
+def test_a_job_with_own_ranks_is_measured_as_it_is(site: Site, tmp_path: Path, launch: str) -> None:
     code, said = site.run(tmp_path, "--gpus", "1,4", *site.words(launch))
     assert code == 0, said
     first, fourth = runs_in(tmp_path)

@@ -85,15 +85,6 @@ def test_what_changed_may_explain_a_loss_if_the_parts_of_a_step_are_unknown() ->
     assert cause_words.headline(cause) == "changed: NVLS on → off"
 
 
-def test_a_change_on_some_nodes_names_them() -> None:
-    off = {**WELL, "GDRDMA": "off"}
-    then = nodes(**{f"n{n}": WELL for n in range(1, 9)})
-    assert evidence(then, nodes(n1=WELL, n2=WELL, n3=off)) == ["GDRDMA on → off on n3"]
-    now = nodes(n1=WELL, n2=off, n3=off, n9=WELL)
-    assert evidence(then, now) == ["GDRDMA on → off on 2 of 4 nodes"]
-    assert evidence((*then, *nodes(n3=off)), now) == [], "it was so in an earlier run"
-
-
 def test_a_comparison_has_the_change_below_its_cause() -> None:
     rng = np.random.default_rng(1)
     before = well(rng, [1, 4], deviation=0.003)

@@ -37,9 +37,7 @@ needs_two_cpus = pytest.mark.skipif(FIRST == LAST, reason="needs two CPUs")
         ("none", [set(), set(), set()]),
     ],
 )
-def test_a_map_has_the_cpus_of_each_place_as_srun_reads_it(
-    given: str, expected: list[set[int]]
-) -> None:
+def test_a_map_has_the_cpus_of_each_place_as_for_srun(given: str, expected: list[set[int]]) -> None:
     assert parse_options({"cpu_bind": given}).cpu_bind == given
     assert [bound_cpus(given, (place,)) for place in range(3)] == expected
 

@@ -128,9 +128,7 @@ def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path:
     assert peaks[largest] <= memory_bytes / 1024 < peaks[largest] + of_a_sample
 
 
-def test_a_rocm_torch_and_a_device_chosen_by_uuid_are_described(
-    devices: Mapping[str, str],
-) -> None:
+def test_a_rocm_torch_and_a_device_named_by_uuid_are_described(devices: Mapping[str, str]) -> None:
     chosen = {"CUDA_VISIBLE_DEVICES": f"GPU-{UUIDS[1]}", "EMULATED_ROCM": "gfx90a"}
     families = ("RCCL", "HSA", "HIP", "ROCR", "MIOPEN", "MPICH", "CXI", "NCCL")
     chosen |= {f"{family}_X": "1" for family in families}

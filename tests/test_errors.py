@@ -25,9 +25,7 @@ def test_a_problem_of_a_record_is_named_with_its_field() -> None:
     assert (found.place, found.problem, found.line) == ("runs[2].gpus", "no number", 4)
 
 
-def test_packages_that_are_missing_are_named_as_pip_knows_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_packages_are_named_as_pip_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     errors.require_packages("gpuscale", errors.READING)
     monkeypatch.setattr(errors, "find_spec", lambda name: name == "torch" or None)
     said = "measuring needs numpy, nvidia-ml-py, .*; install with: pip install numpy nvidia-ml-py"

@@ -136,9 +136,7 @@ class Case(Tiny):
 """
 
 
-def test_each_gpu_is_measured_by_itself_and_the_slow_one_is_named(
-    site: Path, tmp_path: Path
-) -> None:
+def test_each_gpu_is_measured_alone_and_the_slow_one_is_named(site: Path, tmp_path: Path) -> None:
     driver = tmp_path / "driver"
     driver.mkdir()
     profile = PROFILE.replace('gpu_option = ""\n', "").replace('device = "cpu"\n', "")

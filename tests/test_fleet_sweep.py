@@ -97,9 +97,7 @@ def jobs_of(place: Path) -> Counter[str]:
     return Counter(path.name[:3] for path in place.glob("n*.jsonl"))
 
 
-def test_a_node_slower_only_beside_its_own_past_gets_a_second_job_and_is_sick(
-    machine: Machine,
-) -> None:
+def test_a_node_slower_only_than_its_past_gets_a_second_job_and_is_sick(machine: Machine) -> None:
     machine.effects = {name: machine.rng.gauss(0, 0.03) for name in NAMES}
     machine.effects["n04"] = -0.03
     for day in (1, 2):
@@ -127,9 +125,7 @@ def test_a_node_whose_job_never_starts_is_busy_and_its_job_is_cancelled(
     assert (machine.folder / "queue").read_text() == ""
 
 
-def test_a_job_counts_as_lost_only_if_slurm_does_not_know_it_many_times_in_a_row(
-    machine: Machine,
-) -> None:
+def test_a_job_is_lost_only_if_slurm_does_not_know_it_many_times_in_a_row(machine: Machine) -> None:
     machine.late = "n07"
     polls, late = machine.folder / "polls", machine.folder / "late"
     write_program(

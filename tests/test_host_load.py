@@ -36,9 +36,7 @@ SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
         (replace(QUIET, gpu_processes=1), True),
     ],
 )
-def test_a_host_is_busy_if_others_use_a_tenth_of_its_cores_or_a_gpu(
-    load: HostLoad, is_busy: bool
-) -> None:
+def test_a_host_is_busy_if_others_use_a_tenth_of_it_or_a_gpu(load: HostLoad, is_busy: bool) -> None:
     assert load.is_busy is is_busy
 
 
@@ -112,9 +110,7 @@ def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[st
 
 
 @pytest.mark.parametrize("driver", ["time.sleep(600)", "os.abort()", "1 / 0"])
-def test_a_driver_that_hangs_or_dies_costs_its_patience_and_nothing_else(
-    driver: str, tmp_path: Path
-) -> None:
+def test_a_driver_that_hangs_or_dies_costs_its_patience_alone(driver: str, tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from pathlib import Path\n"
         "from gpuscale.measure.telemetry import sampler\n"
@@ -160,7 +156,7 @@ def test_a_comparison_names_a_busy_host(
     assert {code for code in named if code.startswith("busy_host")} == codes
 
 
-def test_whatever_shows_runs_says_that_their_host_was_busy(
+def test_all_that_shows_runs_names_a_busy_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy = "measured on a busy host in 3 of 6 runs (2.0 of 4 cores used by others)"

@@ -32,15 +32,10 @@ def made(folder: Path, **programs: str) -> ClusterProfile:
     return read_profile(folder / "made" / "mysite.toml")
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "commands"),
-    [
-        ("slurm", "sbatch scontrol sacct"),
-        ("sge", "qsub qstat qacct"),
-        ("pbs", "qsub qstat"),
-        ("lsf", "bsub bjobs"),
-    ],
-)
+COMMANDS = {"slurm": "sbatch scontrol sacct", "sge": "qsub qstat qacct", "pbs": "qsub qstat"}
+
+
+@pytest.mark.parametrize(("scheduler", "commands"), [*COMMANDS.items(), ("lsf", "bsub bjobs")])
 def test_each_scheduler_is_detected(tmp_path: Path, scheduler: str, commands: str) -> None:
     profile = made(tmp_path, **dict.fromkeys(commands.split(), ""))
     assert profile.scheduler == scheduler

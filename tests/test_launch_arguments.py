@@ -46,22 +46,18 @@ def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
     assert not [word for word in by_site if "bind" in word]
 
 
+OF_THE_JOB = {"SLURM_NTASKS", "SLURM_GPUS_PER_TASK", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK"}
+OF_OUTER_RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "LSB_AFFINITY_HOSTFILE"}
+
+
 @pytest.mark.parametrize(
     ("starter", "kept", "left_out"),
     [
         # What the job asked for as a whole does not reach its steps.
-        (
-            Slurm(),
-            {"SLURM_JOB_ID", "HOME"},
-            {"SLURM_NTASKS", "SLURM_GPUS_PER_TASK", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK"},
-        ),
+        (Slurm(), {"SLURM_JOB_ID", "HOME"}, OF_THE_JOB),
         # Settings for Open MPI reach it, and traces of an outer one do not, nor the places at
         # which LSF gives cores: Open MPI would map ranks by them and take no other mapping.
-        (
-            OpenMpi(),
-            {"OMPI_MCA_plm_rsh_agent", "LSB_MCPU_HOSTS"},
-            {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "LSB_AFFINITY_HOSTFILE"},
-        ),
+        (OpenMpi(), {"OMPI_MCA_plm_rsh_agent", "LSB_MCPU_HOSTS"}, OF_OUTER_RANKS),
     ],
 )
 def test_the_command_sees_the_users_variables_without_what_would_mislead_it(

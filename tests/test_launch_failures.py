@@ -164,9 +164,7 @@ def test_what_ended_a_rank_has_its_kind_and_a_traceback_only_where_it_was_not_ex
     assert " ".join(str(error).splitlines()[:1]) in failure.message
 
 
-def test_without_a_line_of_the_user_the_place_in_gpuscale_and_the_whole_text_are_shown(
-    tmp_path: Path,
-) -> None:
+def test_without_a_users_line_the_place_in_gpuscale_and_all_text_are_shown(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def model(:\n")
     with pytest.raises(SyntaxError) as caught:
         _load_module("broken_case", tmp_path / "broken.py")
@@ -179,9 +177,7 @@ def test_without_a_line_of_the_user_the_place_in_gpuscale_and_the_whole_text_are
     assert text[-1].startswith("SyntaxError: ")
 
 
-def test_a_method_of_a_case_with_other_parameters_is_shown_as_gpuscale_calls_it(
-    tmp_path: Path,
-) -> None:
+def test_a_method_with_other_parameters_is_shown_as_gpuscale_calls_it(tmp_path: Path) -> None:
     other = "\nclass Case(Tiny):\n    def optimizer(self, model):\n        return None\n"
     write_case(tmp_path, other)
     session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")

@@ -125,9 +125,7 @@ def test_a_file_that_was_replaced_since_it_was_loaded_is_still_asked(built: Path
     assert answer.stdout.split("\t") == ["NCCL", str(path), "2.28.3\n"], answer.stderr
 
 
-def test_the_preloaded_nccl_of_ranks_is_recorded_once_for_their_node(
-    built: Path, tmp_path: Path
-) -> None:
+def test_the_preloaded_nccl_of_ranks_is_recorded_once_a_node(built: Path, tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     session = run_pytest(tmp_path, *ON_TWO, LD_PRELOAD=str(preloaded(built)))
     (run,) = read_results(tmp_path / "r.jsonl").runs

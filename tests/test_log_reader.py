@@ -98,9 +98,7 @@ def test_a_number_that_counts_no_steps_is_none() -> None:
         ("epoch 3/9 batch {n}, loss 2.3", r"epoch\s*(?P<epoch>\d+)/\d+\s*batch\s*(?P<step>\d+)"),
     ],
 )
-def test_a_command_is_not_waited_for_if_its_lines_are_of_a_training(
-    line: str, pattern: str
-) -> None:
+def test_a_command_is_not_waited_for_if_its_lines_are_a_training(line: str, pattern: str) -> None:
     lines = [(number * 1.0, line.format(n=number)) for number in range(30)]
     with pytest.raises(CommandError) as error:
         reader_of("timm", lines).validate_lines(0, is_late=True)

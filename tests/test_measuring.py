@@ -73,9 +73,7 @@ def test_pytest_benchmark_gets_exactly_the_windows(session: Session) -> None:
     assert benchmark["stats"]["median"] == pytest.approx(run.step_time_s)
 
 
-def test_one_table_is_shown_and_pytest_benchmarks_if_asked_for(
-    session: Session, tmp_path: Path
-) -> None:
+def test_the_table_of_pytest_benchmark_is_shown_if_asked(session: Session, tmp_path: Path) -> None:
     assert "benchmark 'mnist_cnn/ddp'" not in session.output
     other = "Case = Tiny\n\n\ndef test_other(benchmark):\n    benchmark(len, ())\n"
     write_case(tmp_path, other)

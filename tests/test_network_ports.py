@@ -138,9 +138,7 @@ def test_a_port_that_vanishes_or_appears_midway_is_named(tmp_path: Path) -> None
     assert (new.state, new.growth, new.growth_of("symbol_error")) == ("active", {}, None)
 
 
-def test_another_adapter_that_takes_a_name_is_not_compared_with_its_first_owner(
-    tmp_path: Path,
-) -> None:
+def test_an_adapter_that_takes_a_name_is_not_compared_with_its_first_owner(tmp_path: Path) -> None:
     infiniband(tmp_path, symbol_error=5)
     meter = NetworkMeter(root=tmp_path)
     shutil.rmtree(tmp_path / "sys/class/infiniband/mlx5_0")
@@ -167,9 +165,7 @@ def test_a_counter_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("damaged", ["", "-1", "unknown", "\udcff\x00"])
-def test_a_port_whose_files_make_no_sense_is_of_unknown_state_and_rate(
-    tmp_path: Path, damaged: str
-) -> None:
+def test_a_port_whose_files_make_no_sense_has_an_unknown_rate(tmp_path: Path, damaged: str) -> None:
     folder = infiniband(tmp_path)
     device = "sys/devices/pci0000:00/0000:c1:00.0"
     for name in ("rate", "../../device/numa_node"):

@@ -175,9 +175,7 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
         (NO_ITEMS, 0, 5),
     ],
 )
-def test_the_night_ends_with_what_matters_most(
-    last: Attempt, compare_exit: int | None, code: int
-) -> None:
+def test_the_night_ends_with_the_worst(last: Attempt, compare_exit: int | None, code: int) -> None:
     assert int(night_exit(last, compare_exit)) == code
 
 

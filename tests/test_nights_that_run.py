@@ -163,9 +163,7 @@ def test_a_night_is_judged_by_the_nights_before_it_in_its_own_folder(checkout: P
         assert f'class="verdict {tone}"' in (folder / "report.html").read_text()
 
 
-def test_a_night_with_an_injected_fault_is_called_so_everywhere_and_counts_for_no_later_night(
-    checkout: Path,
-) -> None:
+def test_a_night_with_an_injected_fault_is_called_so_and_judges_no_other(checkout: Path) -> None:
     nights = checkout / ".gpuscale/nightly/here"
     fault = "has injected faults (compute=1.4)"
     warning = "INJECTED compute=1.4: not a real result; "
@@ -186,9 +184,7 @@ def test_a_night_with_an_injected_fault_is_called_so_everywhere_and_counts_for_n
     assert index.count(f"left out: {fault}") == 2
 
 
-def test_a_night_without_a_baseline_has_not_failed_and_says_how_later_ones_are_judged(
-    checkout: Path,
-) -> None:
+def test_a_night_without_a_baseline_has_not_failed_and_says_how_to_go_on(checkout: Path) -> None:
     (checkout / "measured.1").unlink()
     (checkout / "measured.1.exit").unlink()
     collecting = "exit code 4 is expected until 4 nights are kept (exit 4); kept in"

@@ -124,9 +124,7 @@ def test_an_image_of_apptainer_is_named_with_its_own_id(
         ("run/enroot/user-1/pyxis_torch", "pyxis_torch"),
     ],
 )
-def test_a_container_of_enroot_is_named_without_the_number_of_its_job(
-    folder: str, name: str, tmp_path: Path
-) -> None:
+def test_enroots_container_is_named_without_its_job(folder: str, name: str, tmp_path: Path) -> None:
     root = tree(tmp_path, {".lock": "", "proc/self/mountinfo": ENROOT.format(folder)})
     found, _ = read_settings(root)
     assert found["container_image"] == name

@@ -347,15 +347,8 @@ def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
     )
     (budget,) = efficiency_budgets([one, two])
     seconds = {name: part * 0.2 for name, part in budget.parts.items()}
-    assert seconds == pytest.approx(
-        {
-            "micro-batching": 0.02,
-            "bubble": 0.05,
-            "imbalance": (0.15 - 0.092) / 2,
-            "data": 0.001,
-            "optimizer": -0.005,
-        }
-    )
+    expected = {"micro-batching": 0.02, "bubble": 0.05, "imbalance": (0.15 - 0.092) / 2}
+    assert seconds == pytest.approx({**expected, "data": 0.001, "optimizer": -0.005})
     assert budget.efficiency.value == pytest.approx(0.5)
     # 0.115 s of computing on each in the mean, where one GPU takes 0.110 s for its micro-batches.
     assert budget.rest * 0.2 == pytest.approx(0.005)

@@ -103,9 +103,7 @@ def test_gpus_that_are_far_from_the_cpus_of_their_ranks_are_named() -> None:
 
 
 @pytest.mark.scheduler
-def test_the_doctor_of_one_machine_shows_its_ports_and_what_is_wrong(
-    tmp_path: Path, driver: Path
-) -> None:
+def test_the_doctor_of_one_machine_shows_ports_and_faults(tmp_path: Path, driver: Path) -> None:
     skip_without_hosts((), "")
     infiniband(tmp_path, "mlx5_0")
     folder = infiniband(tmp_path, "mlx5_1", address="0000:c2:00.0")
@@ -133,9 +131,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.mark.scheduler
 @pytest.mark.skipif(len(HERE) < 2, reason="needs two CPUs")
-def test_the_doctor_finds_the_rank_at_the_wrong_socket_and_the_slow_port(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_doctor_finds_a_wrong_socket_and_a_slow_port(cluster: Cluster, tmp_path: Path) -> None:
     for host, rate in zip(cluster.nodes, (400, 200), strict=True):
         root = tmp_path / host.name
         write(

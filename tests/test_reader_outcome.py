@@ -184,9 +184,7 @@ NEEDED = "and a number above 0 is needed; see its last lines"
         (["Copy: 1", "Scale: 0"], "invalid", f"--figure takes '0' for scale, {NEEDED}"),
     ],
 )
-def test_a_figure_that_is_missing_or_not_positive_is_named(
-    texts: list[str], kind: str, said: str
-) -> None:
+def test_a_figure_missing_or_not_positive_is_named(texts: list[str], kind: str, said: str) -> None:
     made = read(reader(command=STREAM), figures(*texts))
     assert isinstance(made, FigureReader)
     told = made.figures()

@@ -82,9 +82,7 @@ def left_on_node(scratch: Path) -> list[str]:
     return [path.name for path in scratch.glob("gpuscale-keeper-*/**/rank-*")]
 
 
-def test_ranks_that_end_well_leave_one_file_together(
-    tmp_path: Path, scratch: Path, keepers: Keepers
-) -> None:
+def test_ranks_that_end_well_share_a_file(tmp_path: Path, scratch: Path, keepers: Keepers) -> None:
     directory = prepared(tmp_path, TALKATIVE, ranks=8)
     assert perform(keepers, directory, 8).exit_codes == dict.fromkeys(range(8), 0)
     assert names_in(directory) == LEFT_BY_RANKS

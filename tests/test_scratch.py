@@ -48,9 +48,7 @@ def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Pa
         assert not held.exists()
 
 
-def test_runs_that_are_killed_fail_or_load_leave_nothing_behind(
-    tmp_path: Path, short_folder: Path
-) -> None:
+def test_killed_failed_and_loading_runs_leave_nothing(tmp_path: Path, short_folder: Path) -> None:
     raises = "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
     for name, case in (("lasting", "Case = Tiny"), ("failing", raises), ("loading", "Case = Tiny")):
         (tmp_path / name).mkdir()

@@ -84,9 +84,7 @@ def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: 
     assert path.read_bytes() == before
 
 
-def test_runs_of_a_changed_case_are_not_added_to_those_before(
-    killed: Path, resumed: Session
-) -> None:
+def test_runs_of_a_changed_case_are_not_added_to_others(killed: Path, resumed: Session) -> None:
     path, case = killed / "night.jsonl", killed / "test_tiny.py"
     before, text = path.read_bytes(), case.read_text()
     case.write_text(f"{text}\n# changed")

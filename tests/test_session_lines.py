@@ -30,9 +30,7 @@ def header(*, gpus: bool = False, load: HostLoad = IDLE, more: Any = None, **giv
     return "\n".join(terminal.header_lines(where, options, more, load))
 
 
-def test_a_session_begins_with_the_devices_that_it_measures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_begins_with_the_devices_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header(gpus=True) == (
         f"gpuscale {__version__}: {environment().hardware_label}, NCCL (device: cuda)"
     )

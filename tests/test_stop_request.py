@@ -56,9 +56,7 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     assert said.startswith("no-such-pytest cannot be started (No such file or directory); run")
 
 
-def test_a_night_that_was_asked_to_end_ends_its_program_and_remembers_who_asked_first(
-    tmp_path: Path,
-) -> None:
+def test_a_night_asked_to_end_ends_its_program_and_knows_who_asked_first(tmp_path: Path) -> None:
     # While the program runs, and before.
     script = """
         print(run("sh", "-c", "kill -INT $PPID; exec sleep 600"), stop.number)

@@ -128,9 +128,7 @@ BOTH_NUMBERS = "on how many GPUs to measure and how many GPUs a node has"
         (("--gpus", "1,2"), "how many GPUs a node has; add, for example, --gpus-per-node 4"),
     ],
 )
-def test_all_options_that_a_profile_needs_are_named_at_once(
-    given: Sequence[str], missing: str
-) -> None:
+def test_all_options_a_profile_needs_are_named_at_once(given: Sequence[str], missing: str) -> None:
     said = refusal("submit", "generic-slurm", "--print", *given)
     assert said.startswith(f"gpuscale: the profile generic-slurm does not say {missing}")
 

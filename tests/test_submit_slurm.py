@@ -103,9 +103,7 @@ def test_a_job_near_its_time_limit_compares_what_it_has(cluster: Cluster, site: 
     assert processes_in(site) == []
 
 
-def test_a_job_whose_second_node_dies_keeps_the_runs_of_the_first(
-    cluster: Cluster, site: Path
-) -> None:
+def test_a_job_whose_second_node_dies_keeps_runs_of_the_first(cluster: Cluster, site: Path) -> None:
     # The last test of this cluster: its second node is gone after it.
     started = site / "started"
     write_case(site / "bench_cases", HANGS_ACROSS_NODES.format(started=started))
