@@ -9,10 +9,8 @@ from amdsmi_library.library import Layouts, build
 from nvml.library import compile_driver
 
 # Variables by which pytest and gpuscale decide how to print: a CI service sets some of them.
-for name in (
-    *("CI", "BUILD_NUMBER", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "PY_COLORS"),
-    "PYTEST_ADDOPTS",
-):
+_OF_PRINTING = ("CI", "BUILD_NUMBER", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "PY_COLORS")
+for name in (*_OF_PRINTING, "PYTEST_ADDOPTS"):
     os.environ.pop(name, None)
 
 # pytest also reads this file if the path of a case is mistyped; `make bench` has no Hypothesis.

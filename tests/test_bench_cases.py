@@ -108,20 +108,17 @@ def test_optimisers_are_those_of_their_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "batch"),
+    ("name", "batches"),
     [
-        ("mnist_cnn.MnistCnn", 1, 128),
-        ("mnist_cnn.MnistCnn", 4, 128),
-        ("mnist_net.MnistNet", 1, 128),
-        ("mnist_net.MnistNet", 2, 64),
-        ("resnet50.Resnet50", 4, 256),
-        ("resnet50.Resnet50", 16, 128),
-        (RESNET_V2, 4, 256),
+        ("mnist_cnn.MnistCnn", {1: 128, 4: 128}),
+        ("mnist_net.MnistNet", {1: 128, 2: 64}),
+        ("resnet50.Resnet50", {4: 256, 16: 128}),
+        (RESNET_V2, {4: 256}),
     ],
 )
-def test_batch_sizes_are_those_of_sources(name: str, gpus: int, batch: int) -> None:
+def test_batch_sizes_are_those_of_sources(name: str, batches: dict[int, int]) -> None:
     case = shipped(name)
-    assert case.batch_per_gpu(case.named_size("full"), gpus) == batch
+    assert {n: case.batch_per_gpu(case.named_size("full"), n) for n in batches} == batches
 
 
 @pytest.mark.parametrize("name", CASES)

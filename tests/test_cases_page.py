@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from measuring import REPOSITORY, run_pytest
 
@@ -21,9 +22,10 @@ def write_examples(folder: Path) -> list[str]:
     return [f"test_{number}.py" for number in range(len(blocks))]
 
 
-def test_the_examples_are_measured_as_they_stand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [(), ("--data", "loader", "--data-workers", "1")])
+def test_the_examples_are_measured_as_they_stand(tmp_path: Path, data: tuple[str, ...]) -> None:
     write_examples(tmp_path)
-    session = run_pytest(tmp_path, *ARGUMENTS, "--gpus", "2").ended()
+    session = run_pytest(tmp_path, *ARGUMENTS, "--gpus", "2", *data).ended()
     trained = {run.configuration.case for run in session.results.runs if run.is_valid}
     assert trained == {"spectra", "captions", "language"}
 

@@ -9,25 +9,17 @@ from gpuscale.records import Verdict
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "code"),
+    ("code", "rows"),
     [
-        (["ok"], 0),
-        (["consistent"], 0),
-        (["improved", "ok", "consistent"], 0),
-        (["regressed"], 1),
-        (["inconsistent"], 1),
-        (["ok", "inconclusive", "missing", "regressed"], 1),
-        (["incomparable", "inconsistent"], 1),
-        (["inconclusive"], 3),
-        (["ok", "inconclusive"], 3),
-        (["ok", "missing"], 3),
-        (["improved", "incomparable"], 3),
-        (["inconclusive", "missing"], 3),
-        (["missing", "incomparable"], 4),
-        (["missing"], 4),
-        ([], 4),
+        (0, ["ok", "consistent", "improved ok consistent"]),
+        (1, ["regressed", "inconsistent", "ok inconclusive missing regressed"]),
+        (1, ["incomparable inconsistent"]),
+        (3, ["inconclusive", "ok inconclusive", "ok missing", "improved incomparable"]),
+        (3, ["inconclusive missing"]),
+        (4, ["missing incomparable", "missing", ""]),
     ],
 )
-def test_the_worst_row_decides_the_exit_code(verdicts: Sequence[str], code: int) -> None:
-    rows = [entry(Verdict(verdict), gpus=2**i) for i, verdict in enumerate(verdicts)]
-    assert int(comparison(*rows).exit_code) == code
+def test_the_worst_row_decides_the_exit_code(code: int, rows: Sequence[str]) -> None:
+    for verdicts in map(str.split, rows):
+        entries = [entry(Verdict(verdict), gpus=2**i) for i, verdict in enumerate(verdicts)]
+        assert int(comparison(*entries).exit_code) == code, verdicts

@@ -53,7 +53,7 @@ def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "answer", "is_same"),
+    ("field", "said", "same"),
     [
         ("none", "", True),
         ("name", "Fake V100 B", False),
@@ -62,15 +62,10 @@ def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) ->
     ],
 )
 def test_nvidia_smi_that_says_otherwise_is_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    driver: Path,
-    field: str,
-    answer: str,
-    is_same: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Path, field: str, said: str, same: bool
 ) -> None:
     told = {"name": "Fake V100 A", "enforced.power.limit": "300.00"}
-    told |= {"pcie.link.gen.max": "3", "pcie.link.width.max": "16", field: answer}
+    told |= {"pcie.link.gen.max": "3", "pcie.link.width.max": "16", field: said}
     lines = [f"--query-gpu={each}) echo '{value}';;" for each, value in told.items()]
     script = "\n".join(["#!/bin/sh", 'case "$1" in', *lines, "esac\n"])
     write_program(tmp_path / "nvidia-smi", script)
@@ -78,7 +73,7 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setenv("FAKE_NVML_FLEET", "0")
     findings = list(Checks("cuda", tmp_path).doctor())
-    assert [finding.passed for finding in findings] == [True, is_same]
+    assert [finding.passed for finding in findings] == [True, same]
 
 
 def with_counters(**counters: float | None) -> Run:

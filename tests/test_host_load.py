@@ -60,7 +60,7 @@ def write_proc(root: Path, cpus: list[tuple[int, int]], used: dict[int, tuple[in
 
 
 @pytest.mark.parametrize(
-    ("on_cpus", "by_processes", "others"),
+    ("on_cpus", "used", "others"),
     [
         # Ranks use all that is used: themselves, by loaders, by processes that have ended.
         ([900, 800], {RANK: (900, 0), LOADER: (800, 0)}, 0.0),
@@ -75,15 +75,12 @@ def write_proc(root: Path, cpus: list[tuple[int, int]], used: dict[int, tuple[in
     ],
 )
 def test_the_cpu_time_of_others_is_what_the_runs_own_processes_did_not_use(
-    tmp_path: Path,
-    on_cpus: list[int],
-    by_processes: dict[int, tuple[int, int]],
-    others: float | None,
+    tmp_path: Path, on_cpus: list[int], used: dict[int, tuple[int, int]], others: float | None
 ) -> None:
     (tmp_path / "proc").mkdir()
     write_proc(tmp_path, [(100, 100)] * len(on_cpus), dict.fromkeys(PARENTS, (1, 0)))
     meter = LoadMeter(FAMILY, tmp_path)
-    after = {process: (1 + own, more) for process, (own, more) in by_processes.items()}
+    after = {process: (1 + own, more) for process, (own, more) in used.items()}
     write_proc(tmp_path, [(100 + busy, 1100 - busy) for busy in on_cpus], after)
     load = meter.load(gpu_processes=3, may_run_elsewhere=True)
     assert load == HostLoad(other_cores=others, cores=2, gpu_processes=3)

@@ -69,7 +69,7 @@ def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:
 
 @pytest.mark.parametrize("workers", [4, 8])
 @pytest.mark.parametrize(
-    ("batch_s", "computing_s", "all_reduce_s"),
+    ("batch_s", "compute_s", "reduce_s"),
     [
         (1.25, 0.10, 0.01),
         (1.25, 0.12, 0.03),
@@ -81,13 +81,9 @@ def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:
     ],
 )
 def test_windows_of_whole_bursts_are_steady_and_true(
-    monkeypatch: pytest.MonkeyPatch,
-    workers: int,
-    batch_s: float,
-    computing_s: float,
-    all_reduce_s: float,
+    monkeypatch: pytest.MonkeyPatch, workers: int, batch_s: float, compute_s: float, reduce_s: float
 ) -> None:
-    pace = Pace(workers, batch_s, computing_s, all_reduce_s)
+    pace = Pace(workers, batch_s, compute_s, reduce_s)
     runs = []
     for seed in range(40):
         training = LoadedTraining(pace, seed)
@@ -99,4 +95,4 @@ def test_windows_of_whole_bursts_are_steady_and_true(
     assert statistics.median(medians_s) == pytest.approx(pace.step_s, rel=0.03)
     for run, whole_s in zip(runs, medians_s, strict=True):
         exposed_s = whole_s - statistics.median(step_times_s(run, synchronized=False))
-        assert -0.1 * pace.step_s < exposed_s < all_reduce_s + 0.1 * pace.step_s
+        assert -0.1 * pace.step_s < exposed_s < reduce_s + 0.1 * pace.step_s

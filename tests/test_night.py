@@ -140,43 +140,29 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
 
 @pytest.mark.parametrize(
-    ("last", "compare_exit", "code"),
+    ("last", "codes"),
     [
-        (WELL, 0, 0),
-        (SINGLE, 0, 0),
-        (WELL, 1, 1),
-        (WELL, 2, 2),
-        (WELL, 3, 3),
-        (WELL, 4, 4),
-        (WELL, None, 4),
-        (WELL, 139, 2),
-        (ITEM_FAILED, 0, 5),
-        (ITEM_FAILED, 1, 1),
-        (ITEM_FAILED, 2, 2),
-        (ITEM_FAILED, 3, 5),
-        (ITEM_FAILED, None, 5),
-        (NODE_FAILED, 0, 6),
-        (NODE_FAILED, 1, 1),
-        (NODE_FAILED, 2, 2),
-        (NODE_FAILED, None, 6),
-        (NOTHING, None, 4),
+        (WELL, {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, None: 4, 139: 2}),
+        (SINGLE, {0: 0}),
+        (ITEM_FAILED, {0: 5, 1: 1, 2: 2, 3: 5, None: 5}),
+        (NODE_FAILED, {0: 6, 1: 1, 2: 2, None: 6}),
+        (NOTHING, {None: 4}),
         # Not understood, or without GPUs.
-        (attempt(exit_code=4), None, 2),
-        (attempt(exit_code=4, machine="no GPUs"), None, 6),
-        (NOT_COLLECTED, None, 2),
-        (TIME_UP, 0, 5),
-        (TIME_UP, 1, 1),
-        (STOPPED_AT_THE_END, 0, 0),
-        (STOPPED_AT_THE_END, 3, 3),
+        (attempt(exit_code=4), {None: 2}),
+        (attempt(exit_code=4, machine="no GPUs"), {None: 6}),
+        (NOT_COLLECTED, {None: 2}),
+        (TIME_UP, {0: 5, 1: 1}),
+        (STOPPED_AT_THE_END, {0: 0, 3: 3}),
         # Broken itself, or interrupted.
-        (attempt(exit_code=3), None, 2),
-        (attempt(exit_code=2), None, 4),
-        (attempt(failed("raised")), None, 4),
-        (NO_ITEMS, 0, 5),
+        (attempt(exit_code=3), {None: 2}),
+        (attempt(exit_code=2), {None: 4}),
+        (attempt(failed("raised")), {None: 4}),
+        (NO_ITEMS, {0: 5}),
     ],
 )
-def test_the_night_ends_with_the_worst(last: Attempt, compare_exit: int | None, code: int) -> None:
-    assert int(night_exit(last, compare_exit)) == code
+def test_the_night_ends_with_the_worst(last: Attempt, codes: dict[int | None, int]) -> None:
+    """`codes` are those of the night by that of its comparison."""
+    assert {compared: int(night_exit(last, compared)) for compared in codes} == codes
 
 
 @pytest.mark.parametrize(
