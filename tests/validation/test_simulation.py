@@ -1,18 +1,36 @@
-"""Small seeded simulations of the judgement, and the page that they are written to."""
+"""What simulates the judgement: rates, the rules of other tools, nights, and the page."""
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from pytest_benchmark.utils import PercentageRegressionCheck
 from statements import known
 
 from gpuscale.records import Estimate
 from validation import rule_comparison, simulation
 from validation.page import main
-from validation.rates import Rate
+from validation.rates import Rate, rate_of
 from validation.rule_comparison import CHOICES, rule_names
+from validation.rules import asv_worse, out_of_reference, percentage_check
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios
-from validation.simulated_machine import Loss, LossKind, Scenario, SimulatedMachine
+from validation.simulated_machine import (
+    GPUS,
+    OUTLYING_RUN,
+    OUTLYING_WINDOW,
+    STRUCK_CASE,
+    Logs,
+    Loss,
+    LossKind,
+    Scenario,
+    SimulatedMachine,
+    log_window_times,
+    simulated_nights,
+)
 from validation.simulation import (
     Figure,
     Outcome,
@@ -21,6 +39,129 @@ from validation.simulation import (
     judge_by_gpuscale,
     outcomes_of,
 )
+
+
+def test_independent_trials_have_the_interval_of_clopper_and_pearson() -> None:
+    rate = rate_of([(1, 1)] * 3 + [(0, 1)] * 7)
+    assert (rate.count, rate.of, rate.rate.value) == (3, 10, 0.3)
+    # Clopper and Pearson (1934), 3 of 10.
+    assert rate.rate.low == pytest.approx(0.0667, abs=1e-4)
+    assert rate.rate.high == pytest.approx(0.6525, abs=1e-4)
+
+
+def test_rows_that_always_err_together_count_as_one() -> None:
+    together = rate_of([(8, 8)] * 3 + [(0, 8)] * 7)
+    assert (together.count, together.of) == (24, 80)
+    assert together.rate == rate_of([(1, 1)] * 3 + [(0, 1)] * 7).rate
+
+
+def test_the_interval_covers_the_truth_where_rows_err_together() -> None:
+    rng = np.random.default_rng(3)
+    truth, trials, covered = 0.05, 400, 0
+    for _ in range(trials):
+        # Beta-binomial: in most comparisons no row errs, in few many do.
+        chances = rng.beta(truth * 0.5, (1 - truth) * 0.5, 150)
+        rate = rate_of([(int(count), 8) for count in rng.binomial(8, chances)]).rate
+        covered += known(rate.low) <= truth <= known(rate.high)
+    assert covered / trials > 0.92
+
+
+Runs = list[list[float]]
+
+
+@pytest.mark.parametrize("now_s", [0.9, 1.0, 1.04, 1.05, 1.0501, 1.06, 2.0])
+def test_the_percentage_check_is_that_of_pytest_benchmark_itself(now_s: float) -> None:
+    check: Any = PercentageRegressionCheck
+    original = check("median", 5).fails({"median": now_s}, {"median": 1.0})
+    assert percentage_check([[1.0]], [[now_s]], percentage=5) == bool(original)
+
+
+def _separated(before: int, after: int, ratio: float) -> tuple[Runs, Runs]:
+    return ([[1 + i * 1e-6 for i in range(before)]], [[ratio + i * 1e-6 for i in range(after)]])
+
+
+def test_asv_needs_the_factor_and_significance() -> None:
+    def rule(samples: tuple[Runs, Runs]) -> bool:
+        return asv_worse(*samples, factor=1.1, p_threshold=0.002)
+
+    # Two samples of 6 and 7 without overlap: p = 2 / C(13, 6) = 0.00117.
+    assert rule(_separated(6, 7, 1.2))
+    assert not rule(_separated(6, 7, 1.09))
+    assert not rule(_separated(6, 7, 0.8))
+    # Of 6 and 6: p = 2 / C(12, 6) = 0.00216, although 1 / C(12, 6) lets the test be tried.
+    assert not rule(_separated(6, 6, 1.2))
+
+
+def test_asv_has_an_exact_p_up_to_20_samples() -> None:
+    p = 2 / math.comb(40, 20)
+    assert asv_worse(*_separated(20, 20, 1.2), factor=1.1, p_threshold=p * 1.01)
+    assert not asv_worse(*_separated(20, 20, 1.2), factor=1.1, p_threshold=p * 0.99)
+
+
+@pytest.mark.parametrize(
+    ("runs_s", "fails"),
+    [([1.05, 1.0], False), ([1.051, 1.0], True), ([0.949, 1.0], True), ([0.951, 1.049], False)],
+)
+def test_reframe_fails_if_any_run_lies_outside(runs_s: list[float], fails: bool) -> None:
+    baseline = [[1.0], [0.5], [1.5]]
+    assert out_of_reference(baseline, [[time_s] for time_s in runs_s], tolerance=0.05) == fails
+
+
+QUIET = SimulatedMachine(run_deviation=0.01, window_deviation=0.02)
+STILL = SimulatedMachine(run_deviation=0.0)
+
+
+def _log_times(machine: SimulatedMachine, runs: int, seed: int = 1) -> Logs:
+    return log_window_times(np.random.default_rng(seed), machine, runs)
+
+
+def test_the_deviation_between_runs_is_the_stated_one() -> None:
+    medians = np.median(_log_times(QUIET, 4000), axis=-1)
+    assert medians.std(axis=0).mean() == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_the_windows_have_the_stated_deviation_and_autocorrelation(rho: float) -> None:
+    logs = _log_times(replace(QUIET, autocorrelation=rho), 4000)
+    # Differences, because the windows of a run are centred on their own median.
+    one = np.diff(logs, axis=-1).var()
+    two = (logs[..., 2:] - logs[..., :-2]).var()
+    assert two / one - 1 == pytest.approx(rho, abs=0.02)
+    assert one == pytest.approx(2 * 0.02**2 * (1 - rho), rel=0.03)
+
+
+def test_allocations_differ_by_the_stated_deviation_and_speedups_by_half_of_it() -> None:
+    differing = replace(STILL, allocation_deviation=0.02)
+    nights = np.array([_log_times(differing, 1, seed)[0, :, :, 0] for seed in range(3000)])
+    assert nights.std(axis=0).mean() == pytest.approx(0.02, rel=0.05)
+    speedups = nights[:, :, :1] - nights[:, :, 1:]
+    assert speedups.std(axis=0).mean() == pytest.approx(0.01, rel=0.05)
+
+
+def test_outlying_windows_and_runs_are_as_many_and_as_slow_as_stated() -> None:
+    windows = _log_times(replace(STILL, outlying_windows=0.1), 500)
+    slowed = windows - windows.min(axis=(0, 3), keepdims=True)
+    assert (slowed > 0).mean() == pytest.approx(0.1, abs=0.01)
+    assert slowed.max() == pytest.approx(math.log1p(OUTLYING_WINDOW))
+    runs = _log_times(replace(STILL, outlying_runs=0.05), 2000)[..., 0]
+    slow = runs - runs.min(axis=0)
+    assert (slow > 0).mean() == pytest.approx(0.05, abs=0.01)
+    assert slow.max() == pytest.approx(math.log1p(OUTLYING_RUN))
+
+
+@pytest.mark.parametrize(
+    ("kind", "struck"), [(LossKind.EVERY_N, set(GPUS)), (LossKind.LARGEST_N, {8})]
+)
+def test_a_loss_strikes_one_case_by_its_size(kind: LossKind, struck: set[int]) -> None:
+    scenario = Scenario(machine=QUIET, current_runs=2)
+    lossy = replace(scenario, loss=Loss(kind=kind, size=0.05))
+    _, whole = simulated_nights(np.random.default_rng(5), scenario)
+    _, slower = simulated_nights(np.random.default_rng(5), lossy)
+    for before, now in zip(whole.runs, slower.runs, strict=True):
+        is_struck = now.configuration.case == STRUCK_CASE and now.gpus in struck
+        ratio = before.step_time_s / now.step_time_s
+        assert ratio == pytest.approx(0.95 if is_struck else 1.0)
+
 
 QUIET_GPU = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.01)
 
