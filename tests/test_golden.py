@@ -126,6 +126,11 @@ def then(**changes: object) -> Callable[[], Baseline]:
     return lambda: baseline_of(replace(THEN, **changes))
 
 
+def on_both_sides(fault: Fault, /, **changes: object) -> Scenario:
+    """Nights that share these changes, of which that of tonight has a fault."""
+    return Scenario(now(fault=fault, **changes), baseline=then(**changes))
+
+
 def published_baseline() -> Baseline:
     return read_baseline(ROOT / "baselines" / "arc4.json")
 
@@ -145,9 +150,7 @@ def published_throughputs() -> Baseline:
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now(), formats=JSON),
     "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82), formats=JSON),
-    "clocks_of_a_command": Scenario(
-        now(fault=Fault(computing=1.22, clock=0.82), **OF_COMMAND), baseline=then(**OF_COMMAND)
-    ),
+    "clocks_of_a_command": on_both_sides(Fault(computing=1.22, clock=0.82), **OF_COMMAND),
     "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1})), formats=JSON),
     "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1})), formats=JSON),
     "communication_on_4": Scenario(
@@ -172,16 +175,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
         formats=JSON,
     ),
-    "no_evidence": Scenario(
-        now(fault=Fault(computing=1.1), phases=False, telemetry=False),
-        baseline=then(phases=False, telemetry=False),
-    ),
+    "no_evidence": on_both_sides(Fault(computing=1.1), phases=False, telemetry=False),
     "only_reference_faster": Scenario(with_fault(computing=0.9, gpus=frozenset({1}))),
     "improved": Scenario(now(faster=1.1), formats=JSON),
     "unlikely_gain": Scenario(now(faster=3.0)),
-    "slow_rank_of_an_open_row": Scenario(
-        now(runs=4, gpus=(1, 2), deviation=0.05, fault=Fault(computing=1.08, ranks=frozenset({1}))),
-        baseline=then(runs=4, gpus=(1, 2), deviation=0.05),
+    "slow_rank_of_an_open_row": on_both_sides(
+        Fault(computing=1.08, ranks=frozenset({1})), runs=4, gpus=(1, 2), deviation=0.05
     ),
     "quiet_row_of_few_runs": Scenario(
         now(runs=1, gpus=(1, 2)), baseline=then(runs=2, gpus=(1, 2), deviations={2: 0.3})
@@ -197,26 +196,18 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
-    "on_cpu": Scenario(
-        now(configurations=(ON_CPU,), telemetry=False, fault=Fault(computing=1.1)),
-        baseline=then(configurations=(ON_CPU,), telemetry=False),
+    "on_cpu": on_both_sides(Fault(computing=1.1), configurations=(ON_CPU,), telemetry=False),
+    "both_strategies": on_both_sides(
+        Fault(communication_s=0.01), configurations=(CNN, BY_DP), phases=False
     ),
-    "both_strategies": Scenario(
-        now(configurations=(CNN, BY_DP), phases=False, fault=Fault(communication_s=0.01)),
-        baseline=then(configurations=(CNN, BY_DP), phases=False),
-    ),
-    "two_sizes": Scenario(
-        now(configurations=(CNN, replace(CNN, size="smoke"))),
-        baseline=then(configurations=(CNN, replace(CNN, size="smoke"))),
-    ),
+    "two_sizes": on_both_sides(WELL, configurations=(CNN, replace(CNN, size="smoke"))),
     "nothing_in_common": Scenario(now(configurations=(RESNET,)), formats=ALL),
     "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
     "other_batch": Scenario(now(batch=64)),
     "other_machine": Scenario(now(configurations=(ON_CPU,), telemetry=False)),
     "other_placement": Scenario(now(gpus_per_node=2)),
-    "two_nodes": Scenario(
-        now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
-        baseline=then(gpus=(1, 4, 8)),
+    "two_nodes": replace(
+        on_both_sides(Fault(communication_s=0.015, gpus=frozenset({8})), gpus=(1, 4, 8)),
         formats=JSON,
     ),
     "published_consistent": Scenario(now(gpus=(1, 2)), baseline=published_baseline, formats=JSON),
@@ -558,7 +549,6 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
             # A node's neighbour was busy, for one night.
             fault=Fault(computing=1.2) if day == 17 else WELL,
         )
-        (folder / f"night-{day:02d}").mkdir()
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
     injected = replace(NOW, job="3099", injections=("data=20ms",))
     write_night(folder / "injected.jsonl", injected)
@@ -591,7 +581,6 @@ def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder
             environment={"driver_version": "595.12"} if upgraded else {},
             fault=Fault(computing=1.12, device=2, clock=0.88) if sick else WELL,
         )
-        (folder / f"night-{day:02d}").mkdir()
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
     shown = [
         given("history", "."),

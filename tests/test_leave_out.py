@@ -32,10 +32,6 @@ def leave_out(path: Path) -> None:
     assert answer.stdout.endswith(f"results.jsonl: left out: {REASON}\n")
 
 
-def flat(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_every_output_leaves_it_out_and_names_it(nights: list[Path], tmp_path: Path) -> None:
     folder, last = nights[0].parent.parent, nights[-1]
     leave_out(nights[4].parent)
@@ -49,7 +45,7 @@ def test_every_output_leaves_it_out_and_names_it(nights: list[Path], tmp_path: P
     )
     assert compared.returncode == 0, compared.stdout
     assert f"note: left out: {NAMED}" in compared.stdout
-    assert "jobs 0, 1, 2, 3 and 3 more, 21 runs a row" in flat(compared.stdout)
+    assert "jobs 0, 1, 2, 3 and 3 more, 21 runs a row" in " ".join(compared.stdout.split())
     assert f"left out: {NAMED}" in json.loads((tmp_path / "json").read_text())["notes"]
     assert f"left out: {NAMED}" in (tmp_path / "markdown").read_text()
     assert gpuscale("report", last, folder, "-o", tmp_path / "r.html").returncode == 0

@@ -102,7 +102,6 @@ def test_a_page_draws_the_bars_of_the_results_or_nights_it_judges_against(
     report: Report, tmp_path: Path
 ) -> None:
     nights, file, now = (tmp_path / name for name in ("nights", "file.json", "now.jsonl"))
-    nights.mkdir()
     for night in NIGHTS:
         write_night(nights / f"{night.job}.jsonl", night)
     write_baseline(file, baseline_of(*NIGHTS))
@@ -224,7 +223,6 @@ def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(
     write_baseline(tmp_path / "well.json", baseline_of(*NIGHTS))
     write_night(tmp_path / "now.jsonl", THROTTLED)
     nights = tmp_path / "nights"
-    nights.mkdir()
     for night in NIGHTS:
         write_night(nights / f"{night.job}.jsonl", night)
     page = report(nights, tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")

@@ -45,10 +45,6 @@ class Tally:
     """Distinct problems, without their details."""
     faults: list[str] = field(default_factory=list)
 
-    @property
-    def reads(self) -> int:
-        return self.values.total() + self.refusals.total() + len(self.faults)
-
 
 def fuzz(tally: Tally, mutations: range, seed: int) -> None:
     """Reads the mutated files with these numbers; each follows from seed and number alone."""

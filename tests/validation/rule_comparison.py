@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare import compare
 from gpuscale.records import EntryKey, Results
-from validation.rules import Runs, usual_rules
+from validation.rules import USUAL_RULES, Runs
 from validation.scenarios import ALLOCATION_DEVIATION, LOSSES
 from validation.simulated_machine import Loss, LossKind, Scenario, SimulatedMachine, recorded
 from validation.simulation import (
@@ -39,10 +39,6 @@ CHOICES = {f"{significance:.1%}": significance for significance in (0.001, 0.005
 """Significances that a site may choose, keyed by their names in tables."""
 CHOICE_RUN_DEVIATIONS = (0.02, 0.03, 0.05)
 CHOICE_LOSSES = (0.05, 0.10, 0.15)
-
-
-def rule_names() -> tuple[str, ...]:
-    return (OWN_RULE, *(rule.name for rule in usual_rules()))
 
 
 def validation_scenarios() -> tuple[Scenario, ...]:
@@ -99,9 +95,9 @@ def judge_by_every_rule(chunk: Chunk) -> list[Mapping[str, Tally]]:
         before, now = _windows(nights), _windows([tonight])
         comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
         tallies = {OWN_RULE: tally_of(comparison, chunk.scenario)}
-        for rule in usual_rules():
-            alarms = {key: rule.alarms(before[key], now[key]) for key in before}
-            tallies[rule.name] = alarms_of(alarms, chunk.scenario)
+        for name, is_worse in USUAL_RULES.items():
+            alarms = {key: is_worse(before[key], now[key]) for key in before}
+            tallies[name] = alarms_of(alarms, chunk.scenario)
         found.append(tallies)
     return found
 

@@ -7,19 +7,12 @@ case on one number of GPUs. No rule considers speedups.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import scipy
 
 Runs = Sequence[Sequence[float]]
 """Seconds per step of the windows of each run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    name: str
-    alarms: Callable[[Runs, Runs], bool]
-    """Return True if the tool calls the runs of tonight worse than those of the baseline."""
 
 
 def percentage_check(baseline: Runs, tonight: Runs, *, percentage: int) -> bool:
@@ -69,26 +62,14 @@ def out_of_reference(baseline: Runs, tonight: Runs, *, tolerance: float) -> bool
     return any(not low <= statistics.median(run) <= high for run in tonight)
 
 
-def usual_rules() -> tuple[Rule, ...]:
-    return (
-        Rule(
-            name="pytest-benchmark, median:5%",
-            alarms=lambda before, now: percentage_check(before, now, percentage=5),
-        ),
-        Rule(
-            name="asv, p < 0.002 and factor 1.1",
-            alarms=lambda before, now: asv_worse(before, now, factor=1.1, p_threshold=0.002),
-        ),
-        Rule(
-            name="ReFrame, reference ±5%",
-            alarms=lambda before, now: out_of_reference(before, now, tolerance=0.05),
-        ),
-        Rule(
-            name="ReFrame, reference ±10%",
-            alarms=lambda before, now: out_of_reference(before, now, tolerance=0.10),
-        ),
-    )
-
-
 def _median(runs: Runs) -> float:
     return statistics.median(time_s for run in runs for time_s in run)
+
+
+USUAL_RULES: dict[str, Callable[[Runs, Runs], bool]] = {
+    "pytest-benchmark, median:5%": partial(percentage_check, percentage=5),
+    "asv, p < 0.002 and factor 1.1": partial(asv_worse, factor=1.1, p_threshold=0.002),
+    "ReFrame, reference ±5%": partial(out_of_reference, tolerance=0.05),
+    "ReFrame, reference ±10%": partial(out_of_reference, tolerance=0.10),
+}
+"""Whether a tool calls the runs of tonight worse than those of the baseline, by its name."""

@@ -15,8 +15,8 @@ from gpuscale.records import Estimate
 from validation import rule_comparison, simulation
 from validation.page import main
 from validation.rates import Rate, rate_of
-from validation.rule_comparison import CHOICES, rule_names
-from validation.rules import asv_worse, out_of_reference, percentage_check
+from validation.rule_comparison import CHOICES
+from validation.rules import USUAL_RULES, asv_worse, out_of_reference, percentage_check
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios
 from validation.simulated_machine import (
     GPUS,
@@ -224,5 +224,5 @@ def test_the_command_writes_the_page(
     assert capsys.readouterr().out.strip() in text
     assert "--comparisons 1 --seed 3 --page page.md" in text
     assert "$" not in text
-    named = [promise.statement for promise in promises()] + [*rule_names(), *CHOICES]
+    named = [promise.statement for promise in promises()] + [*USUAL_RULES, *CHOICES]
     assert [name for name in named if name not in text] == []
