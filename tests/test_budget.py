@@ -59,8 +59,7 @@ def test_an_efficiency_above_1_1_is_noted_as_a_unit_error_or_as_chance() -> None
     by_chance = unit_error_note(key, Estimate(value=3.05, low=0.43, high=21.85))
     assert by_chance == Statement.of("noisy_efficiency", row=key, value=3.05)
     for each in (note, by_chance):
-        assert each is not None
-        assert "idle" in statement_text(each, "cpu")
+        assert "idle" in statement_text(known(each), "cpu")
     assert unit_error_note(key, None) is None
 
 

@@ -155,8 +155,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
     row = row_on(1, compare(before, [measured({1: now})]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    remedy = row.reason.facts["remedy"]
-    assert isinstance(remedy, Statement)
+    remedy = known(row.reason.facts["remedy"])
     assert remedy.code is why
     told = remedy.facts["deviation"]
     if why == "nights_differ":
@@ -296,9 +295,7 @@ def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
     row = row_on(8, compare(quiet_then(n1=0.1, n8=0.1), [quiet_now(n1=0.099, n8=0.1025)]))
     assert row.reason.code == "unknown_end_moved"
     # 1% is declared of T, and half of that of S.
-    remedy = row.reason.facts["remedy"]
-    assert isinstance(remedy, Statement)
-    assert remedy.facts["deviation"] == pytest.approx(0.01, abs=1e-3)
+    assert known(row.reason.facts["remedy"]).facts["deviation"] == pytest.approx(0.01, abs=1e-3)
 
 
 def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:

@@ -11,6 +11,7 @@ from builders.causes import diagnosed, row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
 from builders.nights import Fault, Night
 from changing import replace
+from statements import known
 
 from gpuscale.analysis.steps import Rank, Step
 from gpuscale.judge import diagnose
@@ -126,11 +127,10 @@ def test_data_are_late_by_waiting_or_by_copying(after: Step, code: str, kind: Ca
     ],
 )
 def test_causes_have_remedies(after: Step, configuration: Configuration, remedy: str) -> None:
-    known = row(after, configuration=configuration)
-    (cause,) = lost_parts(known, ())
-    assert cause.remedy is not None
-    assert cause.remedy.code == remedy
-    assert cause.remedy.hosts in ((), known.hosts)
+    made = row(after, configuration=configuration)
+    (cause,) = lost_parts(made, ())
+    assert known(cause.remedy).code == remedy
+    assert known(cause.remedy).hosts in ((), made.hosts)
 
 
 def test_a_lost_nvlink_comes_before_a_narrow_pcie_link() -> None:
@@ -173,8 +173,7 @@ def test_a_phase_with_most_of_the_loss_is_named_and_the_script_is_to_be_looked_a
 ) -> None:
     (cause,) = lost_parts(row(after), ())
     assert cause.phase == phase
-    assert cause.remedy is not None
-    assert (cause.remedy.code == "script") is (phase is not None)
+    assert (known(cause.remedy).code == "script") is (phase is not None)
     assert (f"computing ({phase}) +2.0 s" in whole_line(cause, "cuda")) is (phase is not None)
 
 
@@ -198,8 +197,7 @@ def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_only_if_the_ot
 
     (cause,) = lost_parts(row_of(runs(18, 1.5), runs(18 * factor, backward_s), gpus=1), ())
     assert "computing (forward) +" in whole_line(cause, "cuda")
-    assert cause.remedy is not None
-    assert cause.remedy.code == remedy
+    assert known(cause.remedy).code == remedy
 
 
 def test_a_loss_that_a_quiet_row_shows_not_to_be_the_host_s_is_not_the_host_s_in_a_noisy_one() -> (
@@ -215,8 +213,7 @@ def test_a_loss_that_a_quiet_row_shows_not_to_be_the_host_s_is_not_the_host_s_in
 
     def next_code(row: RowEvidence) -> str:
         (cause,) = lost_parts(row, ())
-        assert cause.remedy is not None
-        return cause.remedy.code
+        return known(cause.remedy).code
 
     quiet, noisy = of(1, 2.0), of(2, 1.7)
     both = dataclasses.replace(noisy, points={**quiet.points, **noisy.points})
@@ -242,8 +239,7 @@ def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, 
     said = entry(Verdict.REGRESSED, gpus=2, finding=finding, metrics=lost)
     (cause,) = not_established(row(step(), said=said), ())
     assert cause.code == code
-    assert cause.remedy is not None
-    assert cause.remedy.runs == (6 if code == "within_noise" else None)
+    assert known(cause.remedy).runs == (6 if code == "within_noise" else None)
     assert [*not_established(row(step(), said=said), [replace(cause, lost_s=0.1)])] == []
 
 
@@ -302,10 +298,9 @@ def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_g
     judged = replace(made.entry, changed_quantity=quantity, finding=finding)
     made = replace(made, entry=judged)
     (cause,) = not_established(made, ())
-    assert cause.remedy is not None
-    assert (cause.code, cause.remedy.code) == (code, remedy)
+    assert (cause.code, known(cause.remedy).code) == (code, remedy)
     # Without ranks, the environment says where to look.
-    assert cause.remedy.hosts == (() if remedy == "gpu_links" else ("node1",))
+    assert known(cause.remedy).hosts == (() if remedy == "gpu_links" else ("node1",))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from builders import gpu_summary, phased_run, phases, run, with_values
 from builders.causes import row_of
 from changing import replace
+from statements import known
 
 from gpuscale.analysis.steps import Part, Rank, Step, steps_of
 from gpuscale.judge.diagnose.causes import straggler_in_all_runs, stragglers
@@ -36,8 +37,7 @@ def paced(*paces_s: float) -> Step:
 
 def named(*steps: Step, usual_skew_s: float = 0.0) -> tuple[tuple[int, ...], int]:
     found = stragglers_of(steps, usual_skew_s)
-    assert found.seen_in is not None
-    return found.ranks, found.seen_in[0]
+    return found.ranks, known(found.seen_in)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Where `gpuscale compare` writes: `--format FORMAT[=FILE]`."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -75,9 +74,7 @@ def test_a_report_takes_the_place_of_the_file_that_a_link_leads_to(tmp_path: Pat
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    cat = shutil.which("cat")
-    assert cat is not None
-    with subprocess.Popen([cat, pipe], stdout=subprocess.PIPE, text=True) as reader:
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
         try:
             write_report(pipe, "now")
             assert reader.communicate(timeout=240)[0] == "now"
