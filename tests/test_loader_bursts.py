@@ -16,6 +16,7 @@ from gpuscale.records import TimingPlan
 from gpuscale.records.request import Measurement
 
 PLAN = TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0)
+RUNS = 40
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,19 @@ class LoadedTraining(MadeClock):
         self.now_s += self._pace.all_reduce_s * synchronized
 
 
+def measured(
+    pace: Pace, monkeypatch: pytest.MonkeyPatch, *, loaders: int
+) -> tuple[list[Measurement], int]:
+    """Return simulated runs, and how many of them are called unsteady."""
+    runs = []
+    for seed in range(RUNS):
+        training = LoadedTraining(pace, seed)
+        monkeypatch.setattr(loop, "time", training)
+        made = measure(cast("Training", training), PLAN, ignore, pausing=True, loaders=loaders)
+        runs.append(made)
+    return runs, sum(steadiness(step_times_s(run)) is not None for run in runs)
+
+
 def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:
     return [
         window.busy_s / run.steps_per_window
@@ -84,15 +98,16 @@ def test_windows_of_whole_bursts_are_steady_and_true(
     monkeypatch: pytest.MonkeyPatch, workers: int, batch_s: float, compute_s: float, reduce_s: float
 ) -> None:
     pace = Pace(workers, batch_s, compute_s, reduce_s)
-    runs = []
-    for seed in range(40):
-        training = LoadedTraining(pace, seed)
-        monkeypatch.setattr(loop, "time", training)
-        made = measure(cast("Training", training), PLAN, ignore, pausing=True, loaders=workers)
-        runs.append(made)
-    assert sum(steadiness(step_times_s(run)) is not None for run in runs) <= 1
+    runs, unsteady = measured(pace, monkeypatch, loaders=workers)
+    assert unsteady <= 1
     medians_s = [statistics.median(step_times_s(run)) for run in runs]
     assert statistics.median(medians_s) == pytest.approx(pace.step_s, rel=0.03)
     for run, whole_s in zip(runs, medians_s, strict=True):
         exposed_s = whole_s - statistics.median(step_times_s(run, synchronized=False))
         assert -0.1 * pace.step_s < exposed_s < reduce_s + 0.1 * pace.step_s
+
+
+def test_windows_that_cut_bursts_are_not_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, unsteady = measured(Pace(8, 1.25, 0.1, 0.01), monkeypatch, loaders=0)
+    assert runs[0].steps_per_window < 8
+    assert unsteady > RUNS / 2
