@@ -194,6 +194,7 @@ STATES = [
     ("sge", [GONE, "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 2),
     ("sge", [GONE, "failed       100 : assumedly after job\nexit_status  0\n"], "ended", 2),
     ("sge", [GONE, "failed       1 : before writing config\nexit_status  0\n"], "ended", 2),
+    ("sge", [GONE, "failed       37  : qmaster enforced h_rt\nexit_status  137\n"], "ended", 5),
     ("sge", ["job_number: 1\nerror reason    1:      can't chdir to /x\n"], "ended", 2),
     ("sge", [GONE, ""], "unknown", None),
     ("sge", ["error: commlib error", "failed  0\nexit_status  0\n"], "unknown", None),
