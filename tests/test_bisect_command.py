@@ -23,10 +23,10 @@ from statements import known
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.campaigns.bisection.commits import Commits
+from gpuscale.campaigns.bisection.kinds import Variables
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.sides import side_of, uv_program
 from gpuscale.campaigns.bisection.trials import TrialRunner
-from gpuscale.campaigns.bisection.variables import Variables
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 from gpuscale.reports.campaign_text import bisection_text
 from gpuscale.store.files import sole_use

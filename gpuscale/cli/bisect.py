@@ -17,7 +17,7 @@ from typing import Any
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.kinds import Applied, Kind
+from gpuscale.campaigns.bisection.kinds import Applied, Kind, Variables
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search, most_runs
 from gpuscale.campaigns.bisection.sides import (
@@ -28,7 +28,6 @@ from gpuscale.campaigns.bisection.sides import (
     validate_sides,
 )
 from gpuscale.campaigns.bisection.trials import AlternatingTrials, SpeedDifference, TrialRunner
-from gpuscale.campaigns.bisection.variables import Variables
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.measure.run_directory import scratch_folder

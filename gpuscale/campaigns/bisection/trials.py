@@ -26,6 +26,7 @@ from gpuscale.campaigns.bisection.kinds import (
     Setting,
     last_line,
 )
+from gpuscale.judge.compare.verdict import ErrorRates
 from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records import Environment, Estimate, Run
 from gpuscale.store.files import file_errors
@@ -224,10 +225,7 @@ class AlternatingTrials:
             rounds.append(made)
             if count < self.plan.fewest_runs:
                 continue
-            steps = [
-                _decided(each, limits, rates.significance, rates.confidence)
-                for each in self._differences(rounds)
-            ]
+            steps = [_decided(each, limits, rates) for each in self._differences(rounds)]
             if all(step.answer is not TrialAnswer.OPEN for step in steps):
                 break
         squares, df = _residuals(rounds)
@@ -279,11 +277,9 @@ def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
     return squares, (len(rounds) - 1) * (len(sides) - 1)
 
 
-def _decided(
-    difference: Difference, limits: TrialLimits, significance: float, confidence: float
-) -> SpeedDifference:
-    lower = difference.lower_bound(1 - significance)
-    half = difference.half_width((1 + confidence) / 2)
+def _decided(difference: Difference, limits: TrialLimits, rates: ErrorRates) -> SpeedDifference:
+    lower = difference.lower_bound(1 - rates.significance)
+    half = difference.half_width((1 + rates.confidence) / 2)
     answer = TrialAnswer.OPEN
     if lower is not None and lower > limits.slower:
         answer = TrialAnswer.SLOWER
