@@ -230,8 +230,8 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
 
 
 def with_measured(run: Run) -> Run:
-    """Return the run with every metric that can be computed from the run's evidence."""
-    if run.configuration.metric is not None:
+    """Return the run with every metric that its evidence yields; a failed run stays as it is."""
+    if run.configuration.metric is not None or run.failure is not None:
         return run
     values = {name: measure(run) for name, measure in _MEASURES.items()}
     measured = {name: float(value) for name, value in values.items() if value is not None}

@@ -68,7 +68,6 @@ def collect_run(
         windows[seen[0].synchronized].append(window_of_ranks(seen, slowest))
     startup_s = max(outcome.joined_at_s for outcome in outcomes) - started_at_s
     agree = STRATEGIES[request.configuration.strategy].ranks_agree
-    failure = _invalidity(reports, agree=agree) or _unsteadiness(windows[True])
     run = replace(
         empty,
         steps_per_window=first.steps_per_window,
@@ -80,18 +79,15 @@ def collect_run(
         warmup_s=first.warmup_s,
         # Unknown if the wall clock was set back during start-up.
         startup_s=startup_s if startup_s >= 0 else None,
-        failure=failure,
+        failure=_invalidity(reports, agree=agree) or _unsteadiness(windows[True]),
     )
-    return with_measured(run) if failure is None else run
+    return with_measured(run)
 
 
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return the run of a command, based on the steps in its output.
-
-    If the command prints metrics, the run has no windows.
-    """
+    """Return the run of a command, which has no windows if the command prints metrics."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:
@@ -100,11 +96,8 @@ def _command_run(
         return replace(empty, ranks=_started_ranks(request, directory), failure=failure)
     left = map(directory.command_outcome, range(request.processes))
     outcome = next(filter(None, (file.read_if_left() for file in left)), None)
-    if outcome is None and failure is None:
-        failure = _UNMEASURED
     if outcome is None or failure is not None:
-        return replace(empty, failure=failure)
-    failure = _unsteadiness(outcome.windows)
+        return replace(empty, failure=failure or _UNMEASURED)
     run = replace(
         empty,
         batch_per_gpu=outcome.batch_per_gpu,
@@ -113,9 +106,9 @@ def _command_run(
         ranks=_started_ranks(request, directory),
         warmup_steps=outcome.warmup_steps,
         warmup_s=outcome.warmup_s,
-        failure=failure,
+        failure=_unsteadiness(outcome.windows),
     )
-    return with_measured(run) if failure is None else run
+    return with_measured(run)
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
@@ -200,12 +193,8 @@ def job_environment(
 ) -> Environment:
     """Return the environment of a job; raise MachineError if a host left no description.
 
-    Args:
-        hosts: Host names as used by the scheduler.
-        directory: The folder to which each host wrote its description.
-        device: `auto`, or one of `DEVICES`.
-        reached: The hosts on which a process has started.
-        timed_out: True if not all hosts finished within the time limit.
+    `reached` names the hosts on which a process has started; `timed_out` is True if not all hosts
+    finished within the time limit.
     """
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}

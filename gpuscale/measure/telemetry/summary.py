@@ -29,8 +29,8 @@ class TelemetryReport:
 
     def added_to(self, run: Run) -> Run:
         """Return the run with this telemetry and, if valid, the metrics computed from it."""
-        run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
-        return with_measured(run) if run.failure is None else run
+        summaries = self.gpu_summaries
+        return with_measured(replace(run, gpu_summaries=summaries, telemetry_absent=self.absent))
 
 
 def telemetry_of(run: Run, directory: RunDirectory) -> TelemetryReport:
