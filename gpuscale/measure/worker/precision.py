@@ -7,7 +7,7 @@ import torch
 
 from gpuscale.base.errors import CaseError
 
-_AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NEEDS_HARDWARE = ("tf32", "bf16")
 _FIRST_WITH_TF32 = (8, 0)
 """Lowest compute capability with hardware support for TF32 and bf16."""
@@ -15,7 +15,7 @@ _FIRST_WITH_TF32 = (8, 0)
 
 def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
     """Return the autocast context for a forward pass; disabled unless precision is bf16 or fp16."""
-    dtype = _AUTOCAST.get(precision)
+    dtype = HALF_TYPES.get(precision)
     return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
@@ -46,7 +46,7 @@ def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
 
 def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
     """Return the model wrapped to run under autocast, or unchanged for fp32 and tf32."""
-    return _Autocasting(model, precision, device_type) if precision in _AUTOCAST else model
+    return _Autocasting(model, precision, device_type) if precision in HALF_TYPES else model
 
 
 class _Autocasting(torch.nn.Module):

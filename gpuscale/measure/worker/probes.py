@@ -20,7 +20,7 @@ from gpuscale.base.host import cpu_numa_nodes, is_gpu
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.gpus import numa_node_of
-from gpuscale.measure.worker.precision import set_fp32_mode
+from gpuscale.measure.worker.precision import HALF_TYPES, set_fp32_mode
 from gpuscale.measure.worker.training import cuda_device
 from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeProbeRequest, Probe
 
@@ -28,7 +28,6 @@ _BLOCKS, _KEPT = 20, 5
 """Number of blocks into which a probe's time is divided; the rates of the last `_KEPT` are used."""
 _STEADY = 0.005
 """A rate is steady if two successive means of `_KEPT` blocks differ by less than this fraction."""
-_TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_BYTES, _MOST_READ_BYTES = 4 * 1024**2, 64 * 1024**2
 _FLOAT_BYTES = 4
 _REPEATS = 9
@@ -124,7 +123,7 @@ def _core(place: _Place) -> Work:
 def _matrices(place: _Place) -> Work:
     size = 8192 if place.device.type == "cuda" else 256
     matrix = torch.rand(size, size, device=place.device)
-    matrix = matrix.to(_TYPES.get(place.request.precision, torch.float32))
+    matrix = matrix.to(HALF_TYPES.get(place.request.precision, torch.float32))
     product = torch.empty_like(matrix)
     return lambda: torch.mm(matrix, matrix, out=product), 2 * size**3
 
@@ -204,8 +203,8 @@ def _together(place: _Place) -> Iterator[Probe]:
             if SEND in request.names:
                 to = other * each + place.local_rank
                 for sender in pair:
-                    call = partial(_send if sender == place.node else _answer, to)
                     is_sender = sender == place.node
+                    call = partial(_send if is_sender else _answer, to)
                     yield from _exchanges(place, SEND, call, reports=is_sender, peer=peer)
             if PAIR in request.names:
                 yield from _all_reduces(place, PAIR, *pair, peer=peer)

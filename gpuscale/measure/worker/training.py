@@ -44,7 +44,8 @@ class Strategy:
     """Subclass of `Training` that runs the training steps; None to use `Training` itself."""
 
     def __init__(self, request: RunRequest) -> None:
-        self.device = cuda_device(request.devices, 0)
+        self._precision = request.configuration.precision
+        self.device = cuda_device(request.devices, self.local_rank)
         """The device of inputs and of the loss."""
         self.devices = request.devices
         """All CUDA devices that this process drives; empty on CPU."""
@@ -91,11 +92,9 @@ class Strategy:
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Save the state that `realign` restores, before steps without synchronisation."""
-        return
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Bring the parameters, buffers and optimiser states of all ranks into agreement."""
-        return
 
     def verify(self, training: "Training") -> None:
         """Raise InvalidTrainingError unless the ranks trained together; called after training.
@@ -103,7 +102,6 @@ class Strategy:
         If every rank has a copy of the model, nothing is checked here: the launcher compares
         digests of the parameters.
         """
-        return
 
 
 class Training:
@@ -146,14 +144,14 @@ class Training:
         On CUDA the call returns before the device is done. Without synchronisation the parameters
         of the ranks diverge until `realign` is called.
         """
-        clock, faults, strategy = self.clock, self.faults, self.strategy
+        clock, strategy = self.clock, self.strategy
         clock.begin_step()
-        faults.at_step()
+        self.faults.at_step()
         self._steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
-        faults.in_data()
-        losses = []
+        self.faults.in_data()
+        self._losses = []
         for number in range(self._accumulate):
             inputs, targets = on_device(self._next_batch(), self._device, self.memory_format)
             clock.mark(Phase.H2D)
@@ -163,11 +161,10 @@ class Training:
                 nullcontext() if is_last else strategy.accumulating(self.model),
             ):
                 loss = strategy.forward_backward(self, inputs, targets)
-            losses.append(loss.detach())
+            self._losses.append(loss.detach())
         self._scaler.step(self.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
-        self._losses = losses
 
     def _next_batch(self) -> Batch:
         batch = self.strategy.part_of(next(self.batches))

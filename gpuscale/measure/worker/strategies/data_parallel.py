@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.training import Strategy, cuda_device, state_tensors
+from gpuscale.measure.worker.training import Strategy, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
@@ -28,10 +28,6 @@ _FIRST_COMPRESSED = 2
 
 class DataParallelStrategy(Strategy):
     """DataParallel: scatters batches over the devices, and gathers outputs on the first device."""
-
-    def __init__(self, request: RunRequest) -> None:
-        super().__init__(request)
-        self._precision = request.configuration.precision
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """Return the model on the first device, in DataParallel, which has no effect on CPU."""
@@ -50,8 +46,8 @@ class ProcessGroupStrategy(Strategy):
         self.rank = int(os.environ["RANK"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
-        self.device = cuda_device(request.devices, self.local_rank)
-        self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
+        super().__init__(request)
+        self.devices = () if self.device.index is None else (self.device.index,)
         # Barriers use gloo on the CPU even if gradients use NCCL: a barrier kernel would wait in
         # the very stream that is being timed.
         backend = "gloo"

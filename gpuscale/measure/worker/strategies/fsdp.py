@@ -34,7 +34,6 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
-        self._precision = request.configuration.precision
         # In fp16, ranks exchange at every step whether gradients are finite, for the loss scaler.
         self.can_pause = self._precision != "fp16"
         self._all_gather, self._reduce_scatter = _AllGather(), _ReduceScatter()

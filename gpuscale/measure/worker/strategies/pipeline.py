@@ -32,7 +32,6 @@ class PipelineStrategy(ProcessGroupStrategy):
         super().__init__(request)
         self._is_first, self._is_last = self.rank == 0, self.rank == self.world_size - 1
         self._micro_batches = (request.configuration.micro_batches or 1) * request.gpus
-        self._precision = request.configuration.precision
         # Stages on several GPUs cannot train without communication.
         self.can_pause = self.world_size == 1
         self._schedule: ScheduleGPipe | None = None
@@ -74,13 +73,13 @@ class PipelineStrategy(ProcessGroupStrategy):
             return self._through_pipeline(training, inputs, targets)
         if not self._divides_alone:
             return training.forward_backward(inputs, targets)
-        divided = zip(self._divided(inputs), self._divided(targets), strict=True)
         share = 1 / self._micro_batches
-        losses = [training.forward_backward(*part, share=share).detach() for part in divided]
+        parts = self._divided(inputs, targets)
+        losses = [training.forward_backward(*part, share=share).detach() for part in parts]
         return torch.stack(losses).sum()
 
-    def _divided(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.tensor_split(values, self._micro_batches)
+    def _divided(self, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        return zip(*(part.tensor_split(self._micro_batches) for part in batch), strict=True)
 
     def _through_pipeline(
         self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
@@ -152,8 +151,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Train on the micro-batches one by one, each going through all stages and back."""
-        divided = zip(self._divided(inputs), self._divided(targets), strict=True)
-        for values, expected in divided:
+        for values, expected in self._divided(inputs, targets):
             if not self._is_first:
                 values = self._receive(self.rank - 1).requires_grad_()
             with training.autocast:
