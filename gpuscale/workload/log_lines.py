@@ -94,12 +94,10 @@ VALIDATION = Mark(validated=True)
 def reader(
     pattern: str, *, holds: str, validation: str | None = None
 ) -> Callable[[str], Mark | None]:
-    """Return a function that reads lines containing a match of a pattern.
+    """Return a function that reads lines by a pattern with groups such as `step` and `loss`.
 
-    Args:
-        pattern: Regular expression with named groups such as `step` and `loss` (see `mark_of`).
-        holds: Text that each such line contains; searching for text is faster than for a pattern.
-        validation: Text contained in lines that report a validation.
+    Each such line contains the text `holds`, for which a search is faster than for a pattern. A
+    line that contains the text `validation` reports a validation.
     """
     search = re.compile(pattern).search
 

@@ -34,13 +34,9 @@ def failure_of(
 ) -> Failure | None:
     """Return the reason why the ranks of a run did not end normally, or None if they did.
 
-    Args:
-        request: The request for the run.
-        directory: The folder with the files of the ranks.
-        exit_codes: Exit codes of the ranks known to have ended, in the order in which they ended:
-            a negated signal number if a signal killed the rank, 0 if the launcher ended the rank.
-        timed_out: True if the launcher ended the ranks because the run took too long.
-        launcher: Name of the launcher if some exit codes are unknown, or else None.
+    `exit_codes` has the ranks known to have ended, in the order in which they ended: a negated
+    signal number if a signal killed the rank, 0 if the launcher ended the rank, as it does if the
+    run `timed_out`. `launcher` is the name of the launcher if some exit codes are unknown.
     """
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]

@@ -42,11 +42,9 @@ _STACKS_S = 10.0
 class Keeper:
     """Forks and watches the ranks of a node, or a single rank if every rank is a separate task.
 
-    Args:
-        launcher: The name of the launcher that started this process.
-        folder: A folder that disappears when the launcher ends. The keeper then ends too, even if
-            the scheduler's daemon on this node has not ended it.
-        scratch: A folder on this node that disappears with this process.
+    When the launcher ends, `folder` disappears. The keeper then ends too, even if the scheduler's
+    daemon on this node has not ended it. `scratch` is a folder on this node that disappears with
+    this process.
     """
 
     def __init__(self, launcher: str, folder: Path, scratch: Path) -> None:

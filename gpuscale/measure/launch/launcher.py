@@ -33,12 +33,8 @@ class Launcher:
     the ranks of a user's command are always new tasks, because they may need the environment that
     Slurm or MPI sets. A command that starts its own ranks inherits this session's environment.
 
-    Args:
-        name: One of `LAUNCHERS`.
-        device: `auto`, or one of `DEVICES`.
-        folder: The folder of the results.
-        fresh_tasks: Across nodes, start a new task for each rank of each run, instead of a fork.
-        preloads: Import torch before ranks are forked; False if only a command is measured.
+    With `fresh_tasks`, each rank of each run across nodes is a new task instead of a fork. With
+    `preloads`, torch is imported before ranks are forked. `folder` is that of the results.
     """
 
     running: RunDirectory | None = None

@@ -103,13 +103,10 @@ class OrderSocket:
 
     `mpirun --stdin all` reaches no process on mpirun's own host (seen with Open MPI 4.1.4 and
     5.0.11), and under LSF and PBS that host is the first of the job.
-
-    Args:
-        folder: Folder of the keepers, which only this user can read.
-        hosts: The host of each keeper.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
+        """`folder` is readable by this user only; `hosts` has the host of each keeper."""
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
         addresses = tuple(map(_own_address, hosts))

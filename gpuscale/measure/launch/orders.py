@@ -100,10 +100,9 @@ class Keepers:
         *,
         passes_input: bool = True,
     ) -> None:
-        """Start a keeper for each rank of a placement.
+        """Start a keeper for each rank of a placement, and write the log to `folder`.
 
-        The log is written to `folder`. `passes_input` is True if the command passes its standard
-        input on to the keepers.
+        `passes_input` is True if the command passes its standard input on to the keepers.
         """
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
@@ -213,15 +212,10 @@ class Keepers:
     ) -> Outcome:
         """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
-        Args:
-            job: A job for `do_in_rank`. In the job `describe`, a failure does not end other ranks.
-            directory: The folder of the run.
-            assignment: The ranks of each keeper.
-            timeout_s: Seconds after which ranks are ended; in job `rank`, they dump stacks first.
-            details: Further fields of the order that the keepers get.
+        In the job `describe`, a failure does not end other ranks. After the timeout, ranks are
+        ended; in the job `rank`, they dump stacks first. `details` are further fields of the order.
         """
-        ranks = {rank for pairs in assignment.values() for rank, _ in pairs}
-        outcome = Outcome()
+        ranks, outcome = {rank for pairs in assignment.values() for rank, _ in pairs}, Outcome()
         number = self.send(job=job, folder=str(directory.path), assignment=assignment, **details)
 
         def has_ended(within_s: float, *, at_failure: bool) -> bool:
@@ -233,8 +227,7 @@ class Keepers:
             return not self.is_usable
 
         try:
-            if not has_ended(timeout_s, at_failure=job != "describe"):
-                outcome.timed_out = True
+            outcome.timed_out = not has_ended(timeout_s, at_failure=job != "describe")
         finally:
             if len(outcome.exit_codes) < len(ranks):
                 self.send(job=END, timed_out=outcome.timed_out)
