@@ -388,7 +388,6 @@ def test_a_night_that_the_verdict_leaves_out_is_not_drawn_beside_it_either(tmp_p
         fault = Fault(computing=1.5 if day == 3 else 1.0)
         made = Night(job=f"{day}", day=day, gpus=(1, 2), fault=fault)
         paths.append(tmp_path / f"2096-03-0{day + 1}_{day}" / "results.jsonl")
-        paths[-1].parent.mkdir()
         write_night(paths[-1], made)
     page, base, picture = (tmp_path / name for name in ("page.html", "base.json", "phases.svg"))
     told = gpuscale("compare", "--history", tmp_path).stdout
