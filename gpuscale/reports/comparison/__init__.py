@@ -1,14 +1,12 @@
 """The content of a comparison report: its parts in order, their wording, and the next step."""
 
-import shlex
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
 from gpuscale.records import CauseKind, Comparison, Finding, Results, Verdict
-from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import brief_of, headline_of, is_headlined
 from gpuscale.reports.comparison.next_step import next_step
@@ -21,7 +19,7 @@ from gpuscale.reports.comparison.rows import (
     sharing,
     subject_of,
 )
-from gpuscale.reports.reason_words import WORDS, Words, parts_of, statement_text
+from gpuscale.reports.reason_words import parts_of, statement_text
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
