@@ -404,13 +404,8 @@ def _field_text(value: object) -> str:
 
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
-    **dict.fromkeys(
-        (
-            *("allowed", "deviation_time", "loss", "margin", "ok_bound", "p"),
-            *("significance", "tolerance"),
-        ),
-        format_percent,
-    ),
+    **dict.fromkeys(("allowed", "deviation_time", "loss", "margin"), format_percent),
+    **dict.fromkeys(("ok_bound", "p", "significance", "tolerance"), format_percent),
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
     "value": "{:.2f}".format,
     **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),

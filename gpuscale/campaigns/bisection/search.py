@@ -142,7 +142,8 @@ class Search:
             followed = [
                 (start, part, step.loss)
                 for (start, part), step in zip(parts, steps, strict=True)
-                if _is_followed(step, limits)
+                if step.answer is TrialAnswer.SLOWER
+                or (step.answer is TrialAnswer.OPEN and step.loss > limits.like)
             ]
             self._suspects = [unit for unit in self._suspects if unit != changes]
             self._suspects += [part for _, part, _ in followed]
@@ -234,12 +235,6 @@ def most_runs(trials: int, plan: SequentialPlan) -> int:
     """Return the maximum number of runs that a search makes in this number of trials."""
     confirming = min(trials, 2 * (_EXTENSIONS + 1))
     return _SIDES * plan.most_runs * (trials + (_PATIENCE - 1) * confirming)
-
-
-def _is_followed(step: SpeedDifference, limits: TrialLimits) -> bool:
-    """True if a half may contain a culprit: slower, or undecided with a loss over `limits.like`."""
-    is_open = step.answer is TrialAnswer.OPEN and step.loss > limits.like
-    return step.answer is TrialAnswer.SLOWER or is_open
 
 
 def _union(units: Sequence[Unit]) -> Applied:

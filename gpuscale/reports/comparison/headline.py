@@ -42,11 +42,13 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
+    found = changes_of(comparison, comparison.entries)
+    changes = (when + ", ".join(map(environment_text, each)) for when, each in found)
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows, {note.code for note in comparison.notes})),
-        ("changed", _changed_text(comparison)),
+        ("changed", "; ".join(dict.fromkeys(changes))),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
         ("command", commands_text(e.configuration for e in comparison.entries if e.configuration)),
@@ -247,12 +249,6 @@ def changes_of(
     for entry in entries:
         if changes := entry.reason.facts.get("changed"):
             yield f"on {entry.since}: ", changes
-
-
-def _changed_text(comparison: Comparison) -> str:
-    found = changes_of(comparison, comparison.entries)
-    texts = (when + ", ".join(map(environment_text, changes)) for when, changes in found)
-    return "; ".join(dict.fromkeys(texts))
 
 
 def _side(name: str, origin: Origin, machine: str) -> str:

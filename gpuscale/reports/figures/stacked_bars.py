@@ -101,16 +101,11 @@ def _budget_bar(
     budget: EfficiencyBudget, case: str, label: str, *, is_baseline: bool = False
 ) -> _Bar:
     parts = {"efficiency": budget.efficiency.value, **budget.parts, "rest": budget.rest}
-    return _Bar(case, label, parts, _share_texts(budget), is_baseline)
-
-
-def _share_texts(budget: EfficiencyBudget) -> dict[str, str]:
-    """Return the efficiency and its parts as percentages; `?` marks an uncertain efficiency."""
     hundredths = budget.hundredths.items()
     shares = {name: format_percent(value / 100, decimals=0) for name, value in hundredths}
     if is_uncertain(budget.efficiency):
         shares["efficiency"] += f" {OPEN}"
-    return shares
+    return _Bar(case, label, parts, shares, is_baseline)
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:

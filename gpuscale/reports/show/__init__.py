@@ -207,7 +207,9 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     alike, word = _shared_texts(points).items(), device_word(device)
     shared = [_SHARED[name].format(text, device=word) for name, text in alike if text != UNKNOWN]
     yield "; ".join(filter(None, (configurations, *shared, intervals)))
-    yield from uncertain_note(points)
+    levels = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
+    if any(map(phrases.is_uncertain, levels)):
+        yield f"{phrases.OPEN}: {phrases.UNCERTAIN}; measure more runs, or on a quieter machine"
     if note := unchecked_training_note(p.configuration for p in points if p.gpus > 1):
         yield statement_text(note)
     for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
@@ -217,13 +219,6 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note, device)
-
-
-def uncertain_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
-    """Yield an explanation of the sign `?` in a table, if any value is uncertain."""
-    found = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
-    if any(map(phrases.is_uncertain, found)):
-        yield f"{phrases.OPEN}: {phrases.UNCERTAIN}; measure more runs, or on a quieter machine"
 
 
 def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:
