@@ -4,9 +4,8 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import field
@@ -143,8 +142,7 @@ def _refuse(place: str, wanted: str, value: str) -> None:
     raise FieldError(place, f"expected {wanted}, found {shown(value)}")
 
 
-@dataclass(frozen=True, slots=True)
-class JobOption:
+class JobOption(NamedTuple):
     """An option of `gpuscale submit` that overrides a field of the profile."""
 
     place: str

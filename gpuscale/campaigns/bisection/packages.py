@@ -31,7 +31,6 @@ _NOT_OF_A_PACKAGE = {
     NO_INDEX: "uv cannot reach the index; give --wheelhouse DIR (pip download -r FILE -d DIR)",
     DISK_FULL: "the disk is full, so uv makes no environment; free some space, and run it again",
 }
-_PTH = "zz_gpuscale.pth"
 _KEPT = 6
 """Maximum number of environments kept on disk; creating one again takes only seconds."""
 
@@ -189,7 +188,7 @@ class Packages(Kind):
             files = {source, *_needed_files({change.name for change in self.changes})}
             for file in files:
                 (folder / file.name).symlink_to(file)
-        (_site(place) / _PTH).write_text(f"{folder.absolute()}\n")
+        (_site(place) / "zz_gpuscale.pth").write_text(f"{folder.absolute()}\n")
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
