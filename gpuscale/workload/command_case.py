@@ -222,7 +222,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     used = set[str]()
     for word in words:
         try:
-            used |= set(_fields(word))
+            used |= fields_of([word])
         except ValueError as error:
             yield f"'{word}': {error}; write {{{{ and }}}} for braces of the command's own"
     known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
@@ -245,19 +245,16 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
             yield f"there is no file {script}{near}"
 
 
-def _fields(word: str) -> Iterator[str]:
-    """Yield the placeholders in a word; raise a ValueError for any other use of braces."""
-    for _, name, form, conversion in Formatter().parse(word):
-        if name is None:
-            continue
-        if form or conversion or not name.isidentifier():
-            raise ValueError(f"{{{name}}} is not a placeholder")
-        yield name
-
-
 def fields_of(words: Iterable[str]) -> set[str]:
-    """Return the names of all placeholders in the words."""
-    return {name for word in words for name in _fields(word)}
+    """Return the placeholders in the words; raise a ValueError for any other use of braces."""
+    fields = (field[1:] for word in words for field in Formatter().parse(word))
+    names = set[str]()
+    for name, form, conversion in fields:
+        if name is not None:
+            if form or conversion or not name.isidentifier():
+                raise ValueError(f"{{{name}}} is not a placeholder")
+            names.add(name)
+    return names
 
 
 def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> str | None:

@@ -6,7 +6,7 @@ The parsers of known benchmarks also parse log files that users import.
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -50,21 +50,20 @@ class NcclTests:
         """Return a line's bus bandwidths by collective and message size, or the final average."""
         if average := _AVERAGE.search(line):
             return {"busbw_gb_s": average[1]}
-        return dict(self._bandwidths(line))
-
-    def _bandwidths(self, line: str) -> Iterator[tuple[str, float]]:
-        """Yield the bus bandwidths of a line's two passes: out of place, then in place."""
         if header := _COLLECTIVE.search(line):
             self.collective = (header[1] or header[2]).removesuffix("_perf")
         row = _ROW.fullmatch(line)
         if row is None or int(row[1]) < _SMALLEST_BYTES:
-            return
-        numbers = row[2].split()
+            return {}
+        figures: dict[str, str | float] = {}
+        size, numbers = _SIZE.sub("", format_bytes(int(row[1]))), row[2].split()
+        # The first pass is out of place.
         for place, how in enumerate(("", " in place")):
             of_pass = numbers[place * _NUMBERS_OF_PASS :][:_NUMBERS_OF_PASS]
             if len(of_pass) == _NUMBERS_OF_PASS and (bandwidth := positive(of_pass[2])):
-                size = _SIZE.sub("", format_bytes(int(row[1])))
-                yield f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_"), bandwidth
+                metric = f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_")
+                figures[metric] = bandwidth
+        return figures
 
 
 class _Event(msgspec.Struct):

@@ -161,8 +161,7 @@ class NvmlDevice(Device):
     def answer(self, query: Query) -> Any:
         """Return the answer to a query, in NVML's unit."""
         if query.call.startswith("NVML_FI_"):
-            (answered,) = _ask("nvmlDeviceGetFieldValues", self._handle, [_named(query.call)])
-            return _field_value(answered)
+            return self._field_value(_named(query.call))
         answered = _ask(query.call, self._handle, *map(_named, query.arguments))
         return answered if query.member is None else attrgetter(query.member)(answered)
 
@@ -202,9 +201,17 @@ class NvmlDevice(Device):
     def _errors_of(self, link: int, name: str) -> int:
         kind = _named(name)
         if name.startswith("NVML_FI_"):
-            (answered,) = _ask("nvmlDeviceGetFieldValues", self._handle, [(kind, link)])
-            return int(_field_value(answered))
+            return int(self._field_value((kind, link)))
         return int(_ask("nvmlDeviceGetNvLinkErrorCounter", self._handle, link, kind))
+
+    def _field_value(self, field: int | tuple[int, int]) -> float:
+        """Return the value of a field, given by its ID or by ID and link; or raise QueryError."""
+        (answer,) = _ask("nvmlDeviceGetFieldValues", self._handle, [field])
+        if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise _failure(answer.nvmlReturn)
+        members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+        number: float = getattr(answer.value, members[answer.valueType])
+        return number
 
 
 def _firmware(handle: Any) -> str | None:
@@ -214,12 +221,3 @@ def _firmware(handle: Any) -> str | None:
     # The binding returns some strings as bytes.
     texts = {p: v.decode() if isinstance(v, bytes) else v for p, v in found.items() if v}
     return ", ".join(map(" ".join, texts.items())) or None
-
-
-def _field_value(field: Any) -> float:
-    """Return the number in a result of nvmlDeviceGetFieldValues, or raise QueryError."""
-    if field.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise _failure(field.nvmlReturn)
-    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    number: float = getattr(field.value, members[field.valueType])
-    return number
