@@ -1,6 +1,5 @@
 """Find the causes of a loss, without reading or writing files."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuscale.judge.diagnose.causes import CAUSES, published_figures, straggler_in_all_runs

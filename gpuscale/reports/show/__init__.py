@@ -1,6 +1,6 @@
 """Content of `gpuscale show`: its columns in every format, and the scaling table as text."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
