@@ -24,9 +24,6 @@ from gpuscale.measure.schedulers.placement import (
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
-_PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
-"""Environment variable that LSF sets if a job requests cores; mpirun would place ranks by it, so it
-is not passed on."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 _FILE = "orders-from.json"
@@ -85,7 +82,8 @@ class OpenMpi(ProcessStarter):
 
     def reaches(self, variable: str) -> bool:
         """Return False for variables that an outer launcher set, or that affect rank placement."""
-        if variable == _PLACES_OF_CORES:
+        # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
+        if variable == "LSB_AFFINITY_HOSTFILE":
             return False
         return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
 

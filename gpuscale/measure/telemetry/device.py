@@ -164,10 +164,7 @@ def open_smi() -> Iterator[Smi]:
 def find_devices(
     smi: Smi, addresses: Mapping[str, str | None]
 ) -> dict[str, Device | DeviceAbsentError]:
-    """Return each device of a run, or an error that says why it is absent, keyed by UUID.
-
-    `addresses` maps UUIDs to PCI addresses, by which AMD's devices are found.
-    """
+    """Return each device, or an error that says why it is absent, by UUID as in `addresses`."""
     found: dict[str, Device | DeviceAbsentError] = {}
     for uuid in addresses:
         try:

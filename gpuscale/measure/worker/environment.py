@@ -18,10 +18,7 @@ from gpuscale.records import Environment, GpuDevice
 
 
 def describe(folder: str, device: str) -> None:
-    """Write this machine's Environment, or why the machine is unusable, into a run's folder.
-
-    `device` is `auto`, or one of `DEVICES`.
-    """
+    """Write this machine's Environment, or why the machine is unusable, into a run's folder."""
     directory = RunDirectory(path=Path(folder))
     name = directory.host_names()[int(os.environ["RANK"])]
     folders = [*map(Path, sys.path)]

@@ -61,8 +61,7 @@ class Faults:
 
     def end_forward(self) -> None:
         """Inject a delay proportional to the duration of the forward pass."""
-        # The delay is proportional to this forward pass, so that the rank is slower by its factor
-        # even if other load on the machine changes the duration of steps.
+        # So the rank is slower by its factor even if other load changes the duration of steps.
         if not self._slower_by:
             return
         forward_s = self._now_s() - self._forward_began_s

@@ -99,10 +99,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's `no_sync` context; at the first call, a context that does nothing.
-
-        Static graphs require that.
-        """
+        """Return DDP's `no_sync` context; at the first call, a context that does nothing."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph, torch records the graph in a first, synchronised backward pass.
