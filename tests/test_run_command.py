@@ -123,7 +123,7 @@ TWO_BATCHES = ("--batch", "8", "--samples-per-step", "8")
         (["--gpus", "1", "--batch", "8,16", "--", "python"], "write {batch} where"),
         (["--gpus", "1", "--", *RANKS_OF_TORCH, MISTYPED], "gpu_chek.py (did you mean 'gpu_check"),
         # The same on each number of GPUs.
-        (["--gpus", "1,2", "--", "torchrun", "--nproc-per-node", "2"], "write {gpus} where it"),
+        (["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"], "write {gpus} where"),
         (["--gpus", "1,2", "--device", "cpu", "--", "python"], "different numbers of CPU ranks"),
         (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
         (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?); choose "),
