@@ -20,7 +20,8 @@ from gpuscale.records import Environment, GpuDevice, Node
 from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import CommandCase, filled, joined, validate_scaling
 
-RANKS_OF_TORCH = (sys.executable, "-m", "torch.distributed.run")
+PYTHON = sys.executable
+RANKS_OF_TORCH = (PYTHON, "-m", "torch.distributed.run")
 QUICK = ("--device", "cpu", "--run-seconds", "0.5")
 FOREVER = "steps(range(10**6))\n"
 
@@ -111,25 +112,25 @@ TWO_BATCHES = ("--batch", "8", "--samples-per-step", "8")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--", "python"], "--gpus 1,2"),
+        (["--", PYTHON], "--gpus 1,2"),
         (["--gpus", "1"], "gpuscale: there is no command; give one after --"),
-        (["--gpus", "1", "--samples-per-step", "0", "--", "python"], "(--samples-per-step) is 0"),
-        (["--gpus", "1", "--", "python", "{gpu}"], "there is no placeholder {gpu}"),
-        (["--gpus", "1", "--", "python", "{batch}"], "{batch} has no value"),
-        (["--gpus", "1", "--", "python", '{"a": 1}'], "write {{ and }}"),
-        (["--gpus", "1", "--launch", "once", "--", "python", "{node_rank}"], "first node only"),
-        (["--gpus", "1,2", "--samples-per-step", "3", "--", "python"], "divided among 2 GPUs"),
+        (["--gpus", "1", "--samples-per-step", "0", "--", PYTHON], "(--samples-per-step) is 0"),
+        (["--gpus", "1", "--", PYTHON, "{gpu}"], "there is no placeholder {gpu}"),
+        (["--gpus", "1", "--", PYTHON, "{batch}"], "{batch} has no value"),
+        (["--gpus", "1", "--", PYTHON, '{"a": 1}'], "write {{ and }}"),
+        (["--gpus", "1", "--launch", "once", "--", PYTHON, "{node_rank}"], "first node only"),
+        (["--gpus", "1,2", "--samples-per-step", "3", "--", PYTHON], "divided among 2 GPUs"),
         (["--gpus", "1", "--", __file__], "make it executable"),
-        (["--gpus", "1", "--batch", "8,16", "--", "python"], "write {batch} where"),
+        (["--gpus", "1", "--batch", "8,16", "--", PYTHON], "write {batch} where"),
         (["--gpus", "1", "--", *RANKS_OF_TORCH, MISTYPED], "gpu_chek.py (did you mean 'gpu_check"),
         # The same on each number of GPUs.
         (["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"], "write {gpus} where"),
-        (["--gpus", "1,2", "--device", "cpu", "--", "python"], "different numbers of CPU ranks"),
-        (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
-        (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?); choose "),
-        (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
+        (["--gpus", "1,2", "--device", "cpu", "--", PYTHON], "different numbers of CPU ranks"),
+        (["--gpus", "1", "--name", "x" * 300, "--", PYTHON], "1 to 200 characters"),
+        (["--gpus", "1", "--log-format", "tqmd", "--", PYTHON], "did you mean 'tqdm'?); choose "),
+        (["--gpus", "1", "--step-regex", "x", "--", PYTHON], "no group named step"),
         (["--gpus", "1", "--", "sh", "-c", "make train | tee log"], "give the case a --name"),
-        (["--gpus", "1", *TWO_BATCHES, "--", "python"], "leave out one"),
+        (["--gpus", "1", *TWO_BATCHES, "--", PYTHON], "leave out one"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:
