@@ -48,6 +48,20 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell(tmp_path)
 
 
+def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: Shell) -> None:
+    for job, digest in (("one", "0a"), ("two", "1b")):
+        made = measured({1: [0.1, 0.101, 0.099]}, job_id=job)
+        shell.write(
+            job, replace(made, environment=replace(made.environment, scripts={"a.py": digest}))
+        )
+    told = "beware: taken together, though a.py changed between these results"
+    both = ("one.jsonl", "two.jsonl")
+    record = shell("baseline", "record", *both, "--cluster", "Here", "-o", "b.json")
+    assert told in record.stderr
+    assert told not in shell("compare", *both).stderr
+    assert told in shell("compare", "b.json", *both).stderr
+
+
 def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> None:
     for night in range(8):
         step_s = 0.118 if night == 5 else 0.1 + night * 1e-4

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
 from gpuscale.judge.sides import results_of
@@ -88,6 +89,7 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
     once = each_run_once(read)
     kept = [results for results in once if results.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
+    _say_mixed_versions(kept or once)
     return kept or once
 
 
@@ -121,6 +123,14 @@ def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
     """Print the nights that users have excluded to standard error, each with a `suffix`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
+
+
+def _say_mixed_versions(read: Iterable[Results]) -> None:
+    """Print to standard error which scripts and files of cases changed between these results."""
+    digests = by_key(pair for each in read for pair in each.environment.scripts.items())
+    if names := [name for name, found in digests.items() if len({*found}) > 1]:
+        changed = visible(enumerated(names))
+        remark(f"beware: taken together, though {changed} changed between these results")
 
 
 def each_run_once(read: Sequence[Results]) -> list[Results]:

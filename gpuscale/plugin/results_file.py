@@ -32,9 +32,7 @@ _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _MOST_NAMED = 8
 _SCRIPTS = (".py", ".sh")
 _DIGEST_CHARACTERS = 12
-_REMEDY = (
-    "measure into a new file, without --resume; gpuscale compare and baseline record take several"
-)
+_REMEDY = "measure into a new file, without --resume"
 _Change = tuple[str, object, object]
 """A name, and its values before and now."""
 

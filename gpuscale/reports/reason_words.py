@@ -125,7 +125,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "not_beyond_chance": Words(
         f"{_CHANGED}: {_CHANCE}{{remedy}}",
-        short="slower, but not by more than chance could do",
+        short="worse, but not by more than chance could do",
         beyond_table=f"{_CHANCE}{{remedy}}",
     ),
     "unknown_end_moved": Words(
