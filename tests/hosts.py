@@ -88,6 +88,15 @@ class Host:
         limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
         _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
+    def lose_packets(self) -> None:
+        """Send through a queue of a few packets, which drops those that do not fit."""
+        limit = "root tbf rate 50mbit burst 16kb limit 20kb"
+        _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
+
+    def lift_limit(self) -> None:
+        """Send as fast as at first."""
+        _on(self, "tc", "qdisc", "del", "dev", "eth0", "root")
+
     def limit_uplink(self, rate: str, *, beyond: Sequence["Host"], adapter: str) -> None:
         """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow.
 

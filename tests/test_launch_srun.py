@@ -1,12 +1,14 @@
 """Ranks on the nodes of a real Slurm, and what can go wrong."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import LIMIT_S, Cluster, ended, processes_in, within_limit
+from command_line import gpuscale
+from hosts import LIMIT_S, Cluster, Host, ended, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 from statements import known
@@ -31,6 +33,13 @@ class Case(Tiny):
         if os.environ["RANK"] == "2" and Case.calls == 3:
             {fault}
         return model(inputs)
+"""
+WIDE = """
+class Case(Tiny):
+    sample_shape = (256,)
+
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 10))
 """
 STEPS = """
 import os, subprocess
@@ -165,6 +174,33 @@ def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subproc
     process = cluster.start(*ALLOCATE, *command, folder=folder, log=folder / "log")
     assert within_limit(is_measuring), (folder / "log").read_text()
     return process
+
+
+def test_packets_lost_between_nodes_are_found_behind_slower_communication(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    write_case(tmp_path, WIDE)
+    command = pytest_command("--gpus", "4", *ACROSS[:-1], "3", "--run-seconds", "1")
+    try:
+        for name in ("then", "now"):
+            for node in cluster.nodes:
+                own_name(node, cluster, tmp_path)
+                if name == "now":
+                    node.lose_packets()
+            ended(cluster.run(*ALLOCATE, *command, f"--results={name}.jsonl", folder=tmp_path))
+    finally:
+        for node in cluster.nodes:
+            node.lift_limit()
+    answer = ended(gpuscale("compare", "then.jsonl", "now.jsonl", cwd=tmp_path), 1)
+    text = " ".join(answer.stdout.split())
+    assert re.search(r"· n[12] TCP: \+[\d,]+ retransmissions a run, ", text)
+
+
+def own_name(node: Host, cluster: Cluster, folder: Path) -> None:
+    others = "".join(f"{n.address} {n.name}\n" for n in cluster.nodes if n is not node)
+    table = folder / f"hosts-{node.name}"
+    table.write_text(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
+    node.mount_over(Path("/etc/hosts"), table)
 
 
 @pytest.mark.parametrize("options", [(), ("--fresh-tasks",)])
