@@ -35,7 +35,7 @@ SlurmdParameters=config_overrides
 SlurmdTimeout={down_after_s}
 MpiDefault=none
 ReturnToService=2
-KillWait=2
+KillWait=20
 GresTypes=gpu
 """
 TWO_NODES = {"n1": "CPUs=2", "n2": "CPUs=2"}
