@@ -18,6 +18,7 @@ from test_over_nights import write_nights
 from gpuscale.analysis.history import history_of
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
+from gpuscale.records.configuration import Choice
 from gpuscale.reports.page import readable, write_index
 from gpuscale.store.campaign_folders import NightRecord, record_files
 from gpuscale.store.files import write_baseline
@@ -55,7 +56,7 @@ def test_a_page_shows_the_rows_that_were_asked_for(report: Report, tmp_path: Pat
     assert "resnet50" in report(tmp_path / "now.jsonl")
     page = report(tmp_path / "now.jsonl", "--case", "mnist_cnn/ddp", "--gpus", "2")
     assert "resnet50" not in page
-    its = selected(read_results(tmp_path / "now.jsonl"), None, {2})
+    its = selected(read_results(tmp_path / "now.jsonl"), Choice(gpus={2}))
     assert {run.gpus for run in its.runs} == {1, 2}
 
 

@@ -83,20 +83,23 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     # `weeks[i]` is the median of the week that ends with night `i`.
     weeks = [statistics.median(values[max(0, end - _WEEK) : end]) for end in ends]
     found: list[LevelChange] = []
-    begin = 0
+    begin, extremes, next_week = 0, list[float](), _WEEK - 1
     for tonight in range(len(values)):
+        # Earlier weeks start after the last change and do not overlap the present week. Only their
+        # extremes are kept, since a search of all of them on every night takes twice the time.
+        if (end := tonight + 1 - _WEEK) > next_week:
+            past = [*extremes, *weeks[next_week:end]]
+            extremes, next_week = [min(past), max(past)], end
         if tonight - 1 - begin < FEWEST_NIGHTS:
             continue
-        # Earlier weeks start after the last change and do not overlap the present week.
-        earlier = weeks[begin + _WEEK - 1 : max(0, tonight + 1 - _WEEK)]
         change = (
             _step(values, begin, tonight)
             or _lasting_step(values, begin, tonight)
-            or _drift(values, begin, tonight, weeks[tonight], earlier)
+            or _drift(values, begin, tonight, weeks[tonight], extremes)
         )
         if change is not None:
             found.append(change)
-            begin = change.onset
+            begin, extremes, next_week = change.onset, [], change.onset + _WEEK - 1
     return tuple(found)
 
 
@@ -239,7 +242,7 @@ def _drift(
     """Return a drift from the best or worst of the `earlier` weeks to the latest `week`, if any."""
     if not earlier:
         return None
-    before = max((min(earlier), max(earlier)), key=lambda level: abs(week - level))
+    before = max(earlier, key=lambda level: abs(week - level))
     change, recent = week - before, values[max(begin, tonight - _OF_DEVIATION) : tonight + 1]
     if abs(change) <= _SMALLEST_DRIFT or abs(change) <= _DRIFT_DEVIATIONS * night_deviation(recent):
         return None

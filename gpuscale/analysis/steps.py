@@ -122,6 +122,7 @@ class TypicalStep:
     """The average step of one scaling point, divided into phases."""
 
     time_s: float
+    """Arithmetic mean of the runs' step times; tables and verdicts use the geometric mean."""
     phases_s: Mapping[str, float | None]
     """Seconds in each phase, means over the runs, at least 0; None if unknown. They are those of
     the median rank, or of a pipeline's slowest stage; `skew` is the slowest rank's lag."""

@@ -19,13 +19,12 @@ from gpuscale.cli.baseline_update import (
     validate_strength,
 )
 from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
-from gpuscale.cli.inputs import add_selection, read_all_results, results_path, say
+from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, results_path, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import side_of_baseline
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.records.baseline import Tolerances
-from gpuscale.records.configuration import Choice
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts
@@ -79,7 +78,7 @@ def _record(arguments: argparse.Namespace) -> int:
         results,
         name=arguments.output.stem,
         cluster=arguments.cluster,
-        choice=Choice(cases=arguments.case, gpus=arguments.gpus),
+        choice=choice_of(arguments),
     )
     baseline = replace(baseline, recorded_by=login_name())
     losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
@@ -103,8 +102,8 @@ def _record(arguments: argparse.Namespace) -> int:
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
     say(strength_text(baseline, losses))
-    if busy_hosts(baseline.runs):
-        say(f"beware: {busy_text(baseline.runs)}")
+    if busy_runs := busy_text(baseline.runs):
+        say(f"beware: {busy_runs}")
     return ExitCode.OK
 
 

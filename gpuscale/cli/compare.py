@@ -23,7 +23,6 @@ from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, Verdict
-from gpuscale.records.configuration import Choice
 from gpuscale.records.verdict import SLOWDOWNS, BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
@@ -150,7 +149,7 @@ def judged(
 ) -> Comparison:
     """Judge the selected rows of results, and add likely causes, notes and file names."""
     sides = sides_of(reference.baseline, results)
-    chosen = compare_sides(sides, Choice(cases=arguments.case, gpus=arguments.gpus))
+    chosen = compare_sides(sides, inputs.choice_of(arguments))
     comparison = diagnose(sides, chosen)
     if reference.nights is not None:
         comparison = with_levels(comparison, reference.nights)

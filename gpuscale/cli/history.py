@@ -9,7 +9,6 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.cli import inputs
 from gpuscale.cli.compare import open_verdict
 from gpuscale.cli.nights import default_folder, read_nights
-from gpuscale.records.configuration import Choice
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
     nights = read_nights(arguments.paths or [default_folder()])
     inputs.validate_choice(nights, arguments)
-    history = history_of(nights, Choice(cases=arguments.case, gpus=arguments.gpus))
+    history = history_of(nights, inputs.choice_of(arguments))
     view = open_verdict(nights, history, arguments)
     judged = None if view is None else view.headline[0]
     entries = () if view is None else view.comparison.entries

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -222,20 +222,23 @@ def add_text_or_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 
 
+def choice_of(arguments: argparse.Namespace) -> Choice:
+    """Return the rows that the options of `add_selection` choose."""
+    return Choice(cases=arguments.case, gpus=arguments.gpus)
+
+
 def validate_choice(contents: Sequence[Results | Baseline], arguments: argparse.Namespace) -> None:
     """Raise a UsageError with the known ones for a case or number of GPUs that no row has."""
     keys = [run.key for content in contents for run in content.runs]
     keys += [row.key for each in contents if isinstance(each, Baseline) for row in each.published]
-    Choice(cases=arguments.case, gpus=arguments.gpus).validate(keys)
+    choice_of(arguments).validate(keys)
 
 
-def selected(
-    content: _Content, cases: Collection[str] | None, gpus: Collection[int] | None
-) -> _Content:
+def selected(content: _Content, choice: Choice) -> _Content:
     """Return a file's content with the selected rows, and the 1-GPU rows needed for speedups."""
 
     def is_wanted(row: Run | PublishedFigure) -> bool:
-        return row.key.is_of(cases) and (gpus is None or row.gpus in {1, *gpus})
+        return choice.includes(row.key) or (row.gpus == 1 and row.key.is_of(choice.cases))
 
     kept = replace(content, runs=tuple(filter(is_wanted, content.runs)))
     if isinstance(kept, Baseline):

@@ -15,7 +15,6 @@ from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
-from gpuscale.records.configuration import Choice
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.figure == "history":
         nights = read_nights(paths or [default_folder()])
         inputs.validate_choice(nights, arguments)
-        choice = Choice(cases=arguments.case, gpus=arguments.gpus)
+        choice = inputs.choice_of(arguments)
         history = history_of(nights, choice)
         measurements = Measurements(
             history=history, regressed=regressed_rows(judged_nights(nights, choice))
@@ -86,24 +85,24 @@ def _measurements(
     paths: Sequence[Path], before: Path | None, arguments: argparse.Namespace
 ) -> Measurements:
     """Read the measurements of the cases and, if requested, a baseline to plot for comparison."""
-    first, chosen = read_any(paths[0]), (arguments.case, arguments.gpus)
+    first, choice = read_any(paths[0]), inputs.choice_of(arguments)
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
         inputs.validate_choice([first], arguments)
-        return Measurements(baseline=inputs.selected(first, *chosen), origins=[_origin(first)])
+        return Measurements(baseline=inputs.selected(first, choice), origins=[_origin(first)])
     results = inputs.read_all_results(paths)
     if len(results) < len(paths):
         paths = [path for path in paths if read_results(path).left_out is None]
     content = None if before is None else inputs.read_content(before)
     baseline = as_baseline(content, before.stem) if content and before else None
-    earlier = inputs.selected(content, *chosen).runs if isinstance(content, Results) else ()
+    earlier = inputs.selected(content, choice).runs if isinstance(content, Results) else ()
     inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
-    files = [inputs.selected(file, *chosen) for file in results]
+    files = [inputs.selected(file, choice) for file in results]
     runs, outlying = [run for file in files for run in file.runs], 0
     if before is not None and baseline is not None:
-        whole = inputs.selected(baseline, *chosen)
+        whole = inputs.selected(baseline, choice)
         baseline = without_outliers(whole, files)
         outlying = len(whole.runs) - len(baseline.runs)
         kept = {run.identity for run in baseline.runs}

@@ -20,7 +20,6 @@ from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.spread import without_outliers
-from gpuscale.records.configuration import Choice
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
@@ -78,14 +77,14 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     results = inputs.read_all_results(files) if files else last_night(nights)
     if before is None and earlier is None:
         inputs.validate_choice(results, arguments)
-    history, choice = None, Choice(cases=arguments.case, gpus=arguments.gpus)
+    history, choice = None, inputs.choice_of(arguments)
     if nights:
         try:
             history = history_of(nights, choice)
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
     subject = Subject(
-        results=[inputs.selected(file, arguments.case, arguments.gpus) for file in results],
+        results=[inputs.selected(file, choice) for file in results],
         history=history,
         judged_nights=[*judged_nights(nights, choice)] if history and before is None else (),
         folder="" if files else ", ".join(visible(str(path)) for path in folders),

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     content = inputs.read_content(path)
     inputs.validate_choice([content], arguments)
     shown = Shown(
-        content=inputs.selected(content, arguments.case, arguments.gpus),
+        content=inputs.selected(content, inputs.choice_of(arguments)),
         path=path,
         steps=arguments.steps,
         phases=arguments.phases,

@@ -21,12 +21,21 @@ from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import headline, statement
-from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
+from gpuscale.reports.comparison.rows import (
+    Row,
+    device_of,
+    is_established,
+    is_single_run,
+    sharing,
+    subject_of,
+)
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
 """Codes of the notes on a host that was busy during the current runs."""
+BUSY = BUSY_NOW | {"busy_host_before"}
+"""Codes of the notes on a host that was busy during the runs of either side."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -66,7 +75,7 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
         return ""
     verdict = phrases.worst_first([row.entry.verdict for row in rows])[0]
     chosen = [row for row in rows if verdict.is_pass or row.entry.verdict is verdict]
-    busy = {"busy_host_before", *BUSY_NOW}.intersection(note.code for note in comparison.notes)
+    busy = BUSY.intersection(note.code for note in comparison.notes)
     if verdict.is_loss:
         shared = [row for row in sharing(rows) if is_established(row)]
         causes = [headline(*(row.entry.causes[0] for row in shared))] if shared else []
@@ -75,8 +84,7 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
         what = _passes(rows)[1]
     else:
         # More runs, not an idle host, would settle a single one.
-        is_single = chosen[0].entry.reason.code == "single_run"
-        is_busy = busy and verdict is Verdict.INCONCLUSIVE and not is_single
+        is_busy = busy and verdict is Verdict.INCONCLUSIVE and not is_single_run(chosen[0])
         what = "the host was busy" if is_busy else _doubt(verdict, chosen)
     counts = f"{len(chosen)} of {phrases.counted(len(rows), 'row')} {verdict.value}"
     return ": ".join(filter(None, (counts, what)))

@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from gpuscale.records import Comparison
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import BUSY_NOW, changes_of
-from gpuscale.reports.comparison.rows import Row, sharing
+from gpuscale.reports.comparison.headline import BUSY, changes_of
+from gpuscale.reports.comparison.rows import Row, is_single_run, sharing
 from gpuscale.reports.reason_words import WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
@@ -42,10 +42,9 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
-    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
-    if (weight == 0 and is_cause_known) or (weight == 1 and is_single):
+    if (weight == 0 and is_cause_known) or (weight == 1 and is_single_run(worst)):
         # A busy host hides neither this cause, nor that more runs are needed.
-        notes -= {*BUSY_NOW, "busy_host_before"}
+        notes -= BUSY
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
     if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
