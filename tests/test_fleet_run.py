@@ -191,7 +191,8 @@ def test_a_sweep_outlives_what_happens_to_its_hosts_its_slurm_and_itself(site: P
         assert "not measured" not in state.values(), said
         # On a busy machine its hosts may be disturbed.
         sick = {node["node"] for node in document["nodes"] if node["state"] == "sick"}
-        assert answer.returncode == (1 if sick else 3), said
+        expected = 1 if sick else 3 if "unclear" in state.values() else 5
+        assert answer.returncode == expected, said
         assert {name for name in HOSTS if name[1:] in document["exclude"]} == sick
         assert "down       h09: drained (fan)" in answer.stdout
         assert "down       h05: job ended as NODE_FAIL" in answer.stdout
