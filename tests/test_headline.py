@@ -83,8 +83,8 @@ def test_the_line_for_the_index_of_nights_has_the_reason_and_no_interval() -> No
     def brief(*rows: EntryVerdict, notes: Sequence[Statement] = ()) -> str:
         return view(comparison(*rows, notes=notes)).brief
 
-    busy = "2 of 2 rows inconclusive: the host was busy"
-    assert brief(doubt, replace(doubt, key=slower(2).key), notes=[BUSY]) == busy
+    two = (doubt, replace(doubt, key=slower(2).key))
+    assert brief(*two, notes=[BUSY]) == f"{brief(*two)}; a host was busy"
     assert brief(doubt, ok).startswith("1 of 2 rows inconclusive: too uncertain to tell")
     said = brief(lost, replace(slower(1), causes=(NOISE,)), ok)
     assert said.startswith("2 of 3 rows regressed: every GPU lost 8.0 % of its samples/s; ")

@@ -101,7 +101,8 @@ _ITERATIONS = r"(?:it|iter|iteration|batch|step)(?:e?s)?"
 STEP_LINES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?:{_EPOCH}.{{0,40}}?)?\b(?:step|iter(?:ation)?)[\s:=\[#]*"
+        # A batch without a total is often a batch size.
+        rf"(?:{_EPOCH}.{{0,40}}?)?\b(?:step|iter(?:ation)?|batch(?=[\s:=\[#]*\d+ */ *\d))[\s:=\[#]*"
         rf"(?P<step>\d+)\b(?: */ *(?P<total>\d+))?{_REPORT}",
         rf"\[(?P<epoch>\d+)(?: */ *\d+)?\]{_IN_BRACKETS}{_REPORT}",
         # Without an epoch in brackets, only a rate rules out that it counts epochs or samples.

@@ -25,7 +25,6 @@ from gpuscale.reports.comparison.rows import (
     Row,
     device_of,
     is_established,
-    is_single_run,
     sharing,
     subject_of,
 )
@@ -75,7 +74,6 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
         return ""
     verdict = phrases.worst_first([row.entry.verdict for row in rows])[0]
     chosen = [row for row in rows if verdict.is_pass or row.entry.verdict is verdict]
-    busy = BUSY.intersection(note.code for note in comparison.notes)
     if verdict.is_loss:
         shared = [row for row in sharing(rows) if is_established(row)]
         causes = [headline(*(row.entry.causes[0] for row in shared))] if shared else []
@@ -83,9 +81,8 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
     elif verdict.is_pass:
         what = _passes(rows)[1]
     else:
-        # More runs, not an idle host, would settle a single one.
-        is_busy = busy and verdict is Verdict.INCONCLUSIVE and not is_single_run(chosen[0])
-        what = "the host was busy" if is_busy else _doubt(verdict, chosen)
+        is_busy = BUSY.intersection(note.code for note in comparison.notes)
+        what = _doubt(verdict, chosen) + ("; a host was busy" if is_busy else "")
     counts = f"{len(chosen)} of {phrases.counted(len(rows), 'row')} {verdict.value}"
     return ": ".join(filter(None, (counts, what)))
 

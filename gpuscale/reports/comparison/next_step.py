@@ -33,9 +33,17 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
 
     The rows must be ranked, the worst first; `is_injected` is true if they have injected faults.
     """
-    if not rows:
-        return ""
-    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
+    weight = rows[0].entry.verdict.weight if rows else 2
+    if weight == 0 and is_injected:
+        return "measure again without --inject"
+    return _next_step(comparison, rows, weight, is_injected=is_injected) if rows else ""
+
+
+def _next_step(
+    comparison: Comparison, rows: Sequence[Row], weight: int, *, is_injected: bool
+) -> str:
+    """Return what to do next; `weight` is that of the first row's verdict."""
+    notes = {note.code for note in comparison.notes}
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))

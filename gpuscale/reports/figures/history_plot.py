@@ -27,7 +27,7 @@ from gpuscale.reports.figures.picture import (
     drawn,
     left_out_of,
 )
-from gpuscale.reports.phrases import percent_text, row_text
+from gpuscale.reports.phrases import busy_text, percent_text, row_text
 
 MOST_ROWS = 8
 _LEAST_ROOM, _ROOM = 0.01, 0.25
@@ -125,13 +125,15 @@ def _tick_labels(names: Sequence[str]) -> list[str]:
 
 
 def _notes(history: History) -> Iterator[str]:
-    """Yield notes on changes in the environment, and on nights left out."""
+    """Yield notes on changes in the environment, nights left out, and busy hosts."""
     for event in history.events:
         if event.environment:
             changes = "; ".join(map(environment_text, event.environment))
             yield f"{history.names[event.night]}: {changes}"
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
+    if busy := busy_text([run for night in history.nights for run in night.runs]):
+        yield busy
 
 
 def _draw(

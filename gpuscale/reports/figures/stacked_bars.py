@@ -31,7 +31,7 @@ _NO_WINDOWS = "a baseline file lacks the windows that a budget needs; give its r
 _BAR_IN = 0.5
 _BAR_HEIGHT = 0.36
 """Height of a bar as a share of the space per bar; its label and small parts take the rest."""
-_LEAST_LABELLED = 0.06
+_LEAST_LABELLED = 0.09
 """Smallest part with room for its number, as a share of the longest bar."""
 _LEAST_SEEN = 0.005
 """Smallest part that the legend explains, as a share of the longest bar."""
