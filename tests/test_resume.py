@@ -254,16 +254,20 @@ def test_a_file_of_commands_takes_no_run_by_another_interpreter(tmp_path: Path) 
 
 
 def test_the_content_of_cases_and_of_the_scripts_of_commands_is_recorded(tmp_path: Path) -> None:
-    for name in ("test_case.py", "train.py", "job.sh", "data.bin"):
+    cases = ("a/x/test_one.py", "b/x/test_one.py", "b/x/test_two.py")
+    for name in (*cases, "train.py", "job.sh", "data.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     recorder = Recorder(environment(), parse_options({"gpus": "1"}), folder=tmp_path)
     words = ("sh", "job.sh", "train.py", "absent.py", "data.bin", "x" * 5000 + ".py")
     command = replace(COMMAND, words=words, folder=str(tmp_path))
-    of_case = request(case_file=str(tmp_path / "test_case.py"))
-    recorder.add_scripts([of_case, request(command=command)])
-    names = ("test_case.py", "job.sh", "train.py")
-    digests = {name: sha256(name.encode()).hexdigest()[:12] for name in names}
-    assert recorder.environment.scripts == digests
+    of_cases = (request(case_file=str(tmp_path / name)) for name in cases)
+    recorder.add_scripts([*of_cases, request(command=command)])
+    files = (*cases, "job.sh", "train.py")
+    # The folder of a case's file is named where files have one name.
+    names = (*cases[:2], "test_two.py", "job.sh", "train.py")
+    digests = (sha256(file.encode()).hexdigest()[:12] for file in files)
+    assert recorder.environment.scripts == dict(zip(names, digests, strict=True))
 
 
 def test_of_many_differences_the_first_eight_are_named() -> None:

@@ -4,20 +4,16 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from builders import request
 from changing import replace
 from hosts import within_limit
 from measuring import Session, run_pytest, start_pytest, write_case
 from statements import known
 
 from gpuscale.judge.baseline import baseline_from_results
-from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.results_file import Recorder
-from gpuscale.records import Environment, Results
+from gpuscale.records import Results
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter, read_results
 
@@ -61,18 +57,6 @@ def test_a_killed_session_goes_on_where_it_was(killed: Path, resumed: Session) -
     table = resumed.output.split(" scaling -")[1]
     assert len(re.findall(r"^tiny/ddp +[12] +2 ", table, re.MULTILINE)) == 2
     assert len(list(killed.glob("night.jsonl.*.cut-short"))) == 1
-
-
-def test_case_files_of_one_name_are_recorded_with_their_folders(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a/x/test_one.py", "b/x/test_one.py", "b/x/test_two.py")]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(path))
-    recorder = Recorder(Environment(device="cpu"), MeasureOptions(), folder=tmp_path)
-    recorder.add_scripts([request(case_file=str(path)) for path in paths])
-    names = ("a/x/test_one.py", "b/x/test_one.py", "test_two.py")
-    digests = [sha256(path.read_bytes()).hexdigest()[:12] for path in paths]
-    assert recorder.environment.scripts == dict(zip(names, digests, strict=True))
 
 
 def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: Session) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from builders import baseline, cpu_environment, environment, measured, request, results, run
-from changing import replace
 from statements import known
 
 from gpuscale import __version__
@@ -139,41 +138,10 @@ def test_progress_has_the_rest_of_the_line_of_its_item(
         assert drawn[0]() == ("window", 3, 10, room)
 
 
-def test_pytest_benchmark_times_steps_by_the_clock_of_the_ranks() -> None:
-    made, markers = replace(run(2, 0.25), steps_per_window=2), list[Any]()
-    item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=markers.append)
+@pytest.mark.parametrize("own", [None, {"more": 1}])
+def test_pytest_benchmark_gets_the_parameters_of_a_test_and_its_run(own: Any) -> None:
+    item: Any = SimpleNamespace(stash=pytest.Stash(), add_marker=lambda _: None)
     terminal.add_clock(item, "tiny/ddp")
-    (marker,) = markers
-    timer = marker.kwargs["timer"]
-    assert (marker.name, marker.kwargs["group"], timer()) == ("benchmark", "tiny/ddp", 0)
-    timed_s: list[float] = []
-
-    def pedantic(step: Callable[[], None], *, rounds: int, iterations: int) -> None:
-        for _ in range(rounds):
-            began_s = timer()
-            for _ in range(iterations):
-                step()
-            timed_s.append(timer() - began_s)
-        step()
-
-    benchmark: Any = SimpleNamespace(extra_info={}, skipped=True, pedantic=pedantic)
-    benchmark.params = {"more": 1}
-    terminal.enter_run(item, benchmark, "ddp-2gpus-run1", made)
-    assert timed_s == pytest.approx([window.time_s for window in made.windows])
-    assert timer() == pytest.approx(sum(timed_s))
-    assert benchmark.params == {"more": 1, "scaling": "ddp-2gpus-run1"}
-    assert benchmark.skipped is False
-    assert (benchmark.extra_info["gpus"], benchmark.extra_info["run"]) == (2, 1)
-    benchmark.params = None
-    terminal.enter_run(item, benchmark, "ddp-2gpus-run1", made)
-    assert benchmark.params == {"scaling": "ddp-2gpus-run1"}
-
-
-def test_pytest_benchmark_shows_gpuscales_runs_only_if_asked() -> None:
-    own: dict[str, Any] = {"params": {"scaling": "ddp-1gpu-run1"}}
-    other: dict[str, Any] = {"params": None}
-    groups = [("mixed", [own, other]), ("own", [own])]
-    config: Any = SimpleNamespace(option=SimpleNamespace())
-    assert terminal.of_other_tests(groups, config) == [("mixed", [other])]
-    config.option.benchmark_columns = "median"
-    assert terminal.of_other_tests(groups, config) == groups
+    benchmark: Any = SimpleNamespace(extra_info={}, params=own, pedantic=lambda *_, **__: None)
+    terminal.enter_run(item, benchmark, "ddp-2gpus-run1", run(2, 0.25))
+    assert benchmark.params == {**(own or {}), "scaling": "ddp-2gpus-run1"}
