@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -206,16 +205,6 @@ def test_the_index_and_the_history_call_a_night_by_the_name_of_its_folder(tmp_pa
     assert [*history_of([read_results(tmp_path / "2026-09-21_1" / "results.jsonl")]).names] == [
         "2026-09-21"
     ]
-
-
-def test_what_pages_are_made_with_is_named_where_it_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_night(tmp_path / "now.jsonl", THROTTLED)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    said = refusal("report", tmp_path / "now.jsonl", "-o", tmp_path / "page.html")
-    assert "pip install jinja2" in said
-    assert not (tmp_path / "page.html").exists()
 
 
 def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(

@@ -14,17 +14,6 @@ from gpuscale.records import Run
 pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 OPTIONS = ("--runs", "1", "--device", "cpu", "--run-seconds", "2")
-# Steps of a few milliseconds: long beside the clocks, short beside the tests.
-HEAVIER = """
-class Case(Tiny):
-    sample_shape = (256,)
-    batch = 256
-
-    def model(self):
-        return torch.nn.Sequential(
-            torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
-        )
-"""
 
 
 def measured(folder: Path, case: str, *options: str) -> tuple[Session, Run]:
@@ -45,11 +34,15 @@ class Case(Tiny):
 """
 
 
-def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_path: Path) -> None:
+def test_late_data_and_a_slow_rank_show_in_phases_that_add_up_and_as_skew_of_that_rank(
+    tmp_path: Path,
+) -> None:
     faults = ("--inject", "data=5ms", "--inject", "slow-rank=1:1.5")
     session, run = measured(tmp_path, NAPPING, "--gpus", "2", *faults)
     for rank in run.ranks:
         assert 0.004 < known(rank.phases).data_s < 0.006
+    for window in (*run.windows, *run.unsynced_windows):
+        assert known(window.phases).total_s == pytest.approx(window.time_s, rel=0.03)
     (skew,) = steps_of([run])
     # Half of the pace without faults, which is 20 ms and what a tiny step takes.
     assert skew.slowest.rank == 1
@@ -58,15 +51,8 @@ def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_pat
     assert session.results.injections == ("data=5ms", "slow-rank=1:1.5")
 
 
-def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:
-    session, run = measured(tmp_path, HEAVIER, "--gpus", "2")
-    assert run.is_valid, session.output
-    for window in (*run.windows, *run.unsynced_windows):
-        assert known(window.phases).total_s == pytest.approx(window.time_s, rel=0.03)
-
-
 def test_an_injected_hang_is_found_as_such(tmp_path: Path) -> None:
-    write_case(tmp_path, HEAVIER)
+    write_case(tmp_path, NAPPING)
     hang = ("--gpus", "2", "--inject", "hang=1@20", "--timeout", "20")
     hung = run_pytest(tmp_path, *OPTIONS, *hang).ended(1)
     assert "not done after 20 s" in hung.output

@@ -157,18 +157,15 @@ def test_a_wrapped_number_keeps_its_unit_and_its_name(number: str) -> None:
 NAMES = ("mnist_cnn", "\u8a13\u7df4", "entrai\u0302nement")
 
 
-def test_names_of_wide_signs_and_accents_keep_the_columns_of_a_comparison() -> None:
+def test_names_of_wide_signs_and_accents_keep_the_columns_of_comparisons_and_tables() -> None:
     entries = [entry(Verdict.OK, case=name, gpus=2) for name in NAMES]
     lines = text_of(view(comparison(*entries))).splitlines()
     (head,) = [line for line in lines if line.startswith("case ")]
     rows = [line for line in lines if line.startswith(NAMES)]
     columns = {wcswidth(line[: line.index(" ok")]) for line in rows}
     assert (len(rows), columns) == (3, {head.index(" verdict")})
-
-
-def test_names_of_wide_signs_and_accents_keep_the_columns_of_a_table() -> None:
-    rows = [(name, str(number), "9 ms") for number, name in enumerate(NAMES, start=9)]
-    text = table(("case", "GPUs", "time"), rows)
+    cells = [(name, str(number), "9 ms") for number, name in enumerate(NAMES, start=9)]
+    text = table(("case", "GPUs", "time"), cells)
     assert len({wcswidth(line) for line in text.splitlines()}) == 1, text
 
 

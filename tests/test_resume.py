@@ -238,21 +238,6 @@ def test_a_file_of_commands_names_the_software_of_their_interpreter(
     assert read_results(recorder.path).environment.torch_version == environment().torch_version
 
 
-def test_a_file_of_commands_takes_no_run_by_another_interpreter(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    here = replace(environment(), packages={"torch": "2.11"})
-    of_command = replace(CNN, strategy="command", command="python train.py")
-    with ResultsWriter(path, replace(measured({}), environment=here)) as file:
-        file.append(replace(made(1, 1.0), configuration=of_command))
-    options = parse_options({"gpus": "1", "resume": str(path)})
-    with ResumedResults(path) as resumed:
-        recorder = Recorder(here, options, folder=tmp_path, resumed=resumed)
-        other = replace(here, torch_version="9.9", packages={"torch": "9.9"})
-        with pytest.raises(UsageError, match=r"torch_version: 2\.11.* → 9\.9"):
-            recorder.append(made(1, 1.0, index=2), TelemetryReport(), other)
-    assert len(read_results(path).runs) == 1
-
-
 def test_the_content_of_cases_and_of_the_scripts_of_commands_is_recorded(tmp_path: Path) -> None:
     cases = ("a/x/test_one.py", "b/x/test_one.py", "b/x/test_two.py")
     for name in (*cases, "train.py", "job.sh", "data.bin"):

@@ -137,14 +137,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], sa
     assert said in refusal("run", *arguments)
 
 
-def test_a_script_that_does_the_same_on_all_devices_is_refused_in_one_line(tmp_path: Path) -> None:
-    words = [sys.executable, script(tmp_path, "")]
-    refused = run_gpuscale(tmp_path, "run", "--gpus", "1,2", "--", *words).ended(2)
-    said = "gpuscale: train: the command would do the same on different numbers of CPU ranks"
-    assert refused.output.startswith(said)
-    assert refused.output.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -17,16 +17,15 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.run_maker import stopping_rule
 from gpuscale.records import HostLoad
 from gpuscale.store.files import write_baseline
-from gpuscale.store.results import ResultsWriter, ResumedResults
 
 IDLE = HostLoad(other_cores=0.1, cores=4)
 BUSY = HostLoad(other_cores=2.0, cores=4)
 
 
-def header(*, gpus: bool = False, load: HostLoad = IDLE, more: Any = None, **given: Any) -> str:
+def header(*, gpus: bool = False, load: HostLoad = IDLE, **given: Any) -> str:
     where = environment() if gpus else cpu_environment()
     options = parse_options({"gpus": "1", "threads_per_rank": 3, **given})
-    return "\n".join(terminal.header_lines(where, options, more, load))
+    return "\n".join(terminal.header_lines(where, options, None, load))
 
 
 def test_a_session_begins_with_the_devices_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,26 +52,6 @@ def test_a_session_warns_of_a_busy_host_and_of_faults_on_purpose() -> None:
     assert busy == "this host is busy, so intervals may be wide: 2.0 of 4 cores used by others"
     warning = header(inject=["data=5ms"]).splitlines()[0]
     assert "data=5ms" in warning
-
-
-@pytest.mark.parametrize("cut_short", [False, True])
-def test_a_resumed_session_says_what_it_goes_on_from(
-    tmp_path: Path, cut_short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "night.jsonl"
-    with ResultsWriter(path, results()) as writer:
-        writer.append(run(1, 1.0))
-        writer.append(run(1, 1.0, index=2))
-    if cut_short:
-        path.write_bytes(path.read_bytes() + b'{"run')
-    with ResumedResults(path) as resumed:
-        said = header(more=resumed).splitlines()[1:]
-    assert said[0] == "resuming night.jsonl: 2 runs so far"
-    assert len(said) == 1 + cut_short
-    if cut_short:
-        assert said[1].startswith("its last line is cut short")
-        assert said[1].endswith(f"is kept as {resumed.copy and resumed.copy.name}")
 
 
 def test_an_assertion_on_a_run_that_fails_names_the_run_in_a_few_words() -> None:
