@@ -272,9 +272,7 @@ def ended(
 def processes_in(folder: Path) -> list[str]:
     """Return the command lines of processes, on all hosts, that run in a folder or name it."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if (entry / "cwd").readlink().is_relative_to(folder) or str(folder) in command:
@@ -284,10 +282,10 @@ def processes_in(folder: Path) -> list[str]:
 
 def _processes_in_namespace(kind: str, name: Path) -> list[int]:
     found = []
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         # The namespace of a process that has ended cannot be read.
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (entry / "ns" / kind).readlink() == name:
+            if (entry / "ns" / kind).readlink() == name:
                 found.append(int(entry.name))
     return found
 

@@ -96,17 +96,6 @@ def test_without_gpus_asked_for_nothing_is_measured_and_the_reason_is_given(tmp_
     assert "--gpus 1,2" in session.output
 
 
-@pytest.mark.thorough
-def test_options_become_part_of_what_identifies_a_result(tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    asked = ("--gpus", "3", "--oversubscribe", "--precision", "bf16", "--threads-per-rank", "2")
-    session = run_pytest(tmp_path, *QUICK, *asked).ended()
-    (run,) = session.results.runs
-    assert [rank.rank for rank in run.ranks] == [0, 1, 2]
-    assert (run.configuration.precision, run.configuration.threads_per_rank) == ("bf16", 2)
-    assert "bf16" in session.output.split(" scaling -")[1]
-
-
 def readme_case() -> str:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     blocks: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -1,14 +1,11 @@
 """What a session prints of itself, and what it hands to pytest-benchmark, without measuring."""
 
-import io
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import baseline, cpu_environment, environment, measured, request, results, run
+from builders import baseline, cpu_environment, environment, measured, results, run
 from statements import known
 
 from gpuscale import __version__
@@ -91,30 +88,6 @@ def test_a_session_ends_with_its_verdict_its_files_and_its_exit_code(
     assert "now           now.jsonl: node1" in said
     assert "\033" not in said
     assert "\033" in "".join(terminal.verdict_lines(rule, slower, (then, now), True, 1))
-
-
-@pytest.mark.parametrize(("columns", "room"), [(0, 0), (80, 62), (17, 0), (10, 2)])
-def test_progress_has_the_rest_of_the_line_of_its_item(
-    columns: int, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", f"{'x' * 16} (call)")
-    monkeypatch.setattr(terminal, "can_redraw", lambda _: columns > 0)
-    monkeypatch.setattr(terminal, "columns_of", lambda _: columns)
-    monkeypatch.setattr(terminal, "progress_text", lambda *words: words)
-    drawn: list[Callable[[], object]] = []
-
-    def redrawn(shown: object, draw: Callable[[], object], *, behind: bool) -> Any:
-        assert behind
-        assert (shown is not None) == (columns > 0)
-        drawn.append(draw)
-        return nullcontext()
-
-    monkeypatch.setattr(terminal, "redrawn", redrawn)
-    launcher: Any = SimpleNamespace(running=None)
-    with terminal.progress_line(io.StringIO(), launcher, request()):
-        assert drawn[0]() is None
-        launcher.running = SimpleNamespace(read_progress=lambda: ("window", 3, 10))
-        assert drawn[0]() == ("window", 3, 10, room)
 
 
 @pytest.mark.parametrize("own", [None, {"more": 1}])

@@ -25,7 +25,7 @@ GPU_IS_LOST, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN = 15, 9, 18, 999
 Sample = Callable[..., TelemetryReport]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fake_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
 
@@ -50,7 +50,6 @@ def sample(tmp_path: Path) -> Sample:
     return of
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample: Sample) -> None:
     report = sample(nvml.GPU_A, f"GPU-{nvml.GPU_B}", nvml.UNKNOWN_UUID)
     one, two, unknown = report.gpu_summaries
@@ -70,7 +69,6 @@ def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample
     assert set(one.values) == set(NUMBERS) - amds - {"energy_j"}
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_than_needed(
     sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +87,6 @@ def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_t
     assert 2 <= functions["pcie_width"] < functions["utilization"] / 2
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_what_a_device_lacks_is_asked_once(sample: Sample, calls: Path) -> None:
     (gpu,) = sample(nvml.GPU_WITHOUT_POWER).gpu_summaries
     assert gpu.values["utilization_mean"] == 0.0
@@ -102,7 +99,6 @@ def test_what_a_device_lacks_is_asked_once(sample: Sample, calls: Path) -> None:
     assert functions["utilization"] >= 5
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
     sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +119,6 @@ def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
     assert (functions["utilization"], functions["energy"], functions["clock"]) == (3, 3, 2)
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_a_passing_error_is_no_loss(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:2:4:{UNKNOWN}")
     (gpu,) = sample(nvml.GPU_B, ticks=6).gpu_summaries
@@ -133,7 +128,6 @@ def test_a_passing_error_is_no_loss(sample: Sample, monkeypatch: pytest.MonkeyPa
     assert gpu.absent == tuple(f"{label}: {once}" for label in failed)
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_in_mig_mode_no_counter_is_taken_for_that_of_an_instance(sample: Sample) -> None:
     gpu, *in_mig_mode = sample(nvml.GPU_A, nvml.MIG_DEVICE, nvml.GPU_IN_MIG_MODE).gpu_summaries
     assert gpu.absent == ()
@@ -160,7 +154,6 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
     assert asked(calls, 0)["fields"] == 13
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> None:
     faulty = (nvml.GPU_ON_FOUR_LANES, nvml.GPU_WITH_ECC_ERRORS, nvml.HOT_GPU)
     gpus = sample(nvml.GPU_A, *faulty, nvml.GPU_WITH_INACTIVE_LINK).gpu_summaries
@@ -194,7 +187,6 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
     not hasattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS"),
     reason="the binding is older than Blackwell",
 )
-@pytest.mark.usefixtures("fake_driver")
 def test_the_links_of_a_blackwell_gpu_count_errors_in_their_own_way(sample: Sample) -> None:
     (gpu,) = sample(nvml.BLACKWELL_GPU).gpu_summaries
     assert gpu.values["nvlink_active_min"] == 5
@@ -202,7 +194,6 @@ def test_the_links_of_a_blackwell_gpu_count_errors_in_their_own_way(sample: Samp
     assert gpu.absent == ()
 
 
-@pytest.mark.usefixtures("fake_driver")
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -226,7 +217,6 @@ def test_a_binding_that_cannot_be_imported_is_recorded_as_absent(
     assert sample(nvml.GPU_A).absent == "a broken binding"
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     sampler = Sampler({nvml.GPU_A: None}, output, 0.01)
@@ -244,7 +234,6 @@ def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None
         assert answers["energy_j"] == pytest.approx(250 * tick["time_s"], rel=1e-6)
 
 
-@pytest.mark.usefixtures("fake_driver")
 def test_a_hanging_sampler_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_HANG", "1")
     output = tmp_path / "samples.jsonl"

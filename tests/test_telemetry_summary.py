@@ -90,14 +90,13 @@ def test_a_line_that_is_still_being_written_is_left_out(samples: Path) -> None:
         assert (gpu.samples, gpu.values["utilization_mean"]) == expected
 
 
-def test_a_field_that_was_never_read_is_left_out_and_carries_the_reason(samples: Path) -> None:
-    reading = Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
-    gpu = one(samples, tick(1.0, aaaa=reading), tick(2.0, aaaa=reading), intervals=[(0, 9)])
+def test_a_field_that_was_not_read_each_time_carries_the_reason(samples: Path) -> None:
+    never = tick(
+        1.0, aaaa=Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
+    )
+    gpu = one(samples, never * 2, intervals=[(0, 9)])
     assert gpu.values == {"utilization_mean": 0.5}
     assert "power: Not Supported" in gpu.absent
-
-
-def test_a_field_that_failed_midway_says_in_how_many_samples(samples: Path) -> None:
     lost = Reading(absent={"utilization": "GPU is lost"})
     gpu = one(samples, tick(1.0, aaaa=busy(0.5)), tick(2, aaaa=lost) * 3, intervals=[(0, 9)])
     assert (gpu.samples, gpu.values["utilization_mean"]) == (4, 0.5)
@@ -154,13 +153,9 @@ def test_clock_event_reasons_have_the_share_of_samples_in_which_they_held(sample
     ticks = [look(float(at), clock_event_reasons=reasons) for at, reasons in enumerate(held)]
     gpu = one(samples, *ticks, intervals=[(0, 1), (2, 3)])
     assert gpu.clock_event_reasons == {"hw_slowdown": 0.25, "sw_power_cap": 0.75}
-
-
-def test_no_reason_held_is_told_from_reasons_that_are_not_offered(samples: Path) -> None:
-    gpu = one(samples, look(1.0, clock_event_reasons=()), intervals=[(0, 2)])
-    assert gpu.clock_event_reasons == {}
-    gpu = one(samples, tick(1.0, aaaa=busy(0.5)), intervals=[(0, 2)])
-    assert gpu.clock_event_reasons is None
+    # None held, and none that the device offers.
+    for reading, shares in ((look(1.0, clock_event_reasons=()), {}), (look(1.0), None)):
+        assert one(samples, reading, intervals=[(0, 2)]).clock_event_reasons == shares
 
 
 def test_the_pcie_link_counts_between_the_windows_ends_and_by_its_worst(samples: Path) -> None:

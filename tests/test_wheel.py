@@ -141,6 +141,3 @@ def test_the_wheel_makes_a_folder_with_the_shipped_cases(
         assert made == kept
     here = tmp_path / "here"
     assert gpuscale(light, "submit", "./mysite.toml", "--print", cwd=here).returncode == 0
-    again = gpuscale(light, "init", "here", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "exists already and is not overwritten" in again.stderr
