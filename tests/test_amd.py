@@ -29,9 +29,7 @@ def fleet(
     return put
 
 
-def test_each_gpu_is_found_by_its_pci_address_and_read_with_its_own_values(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_each_gpu_is_found_by_pci_address_and_read_by_itself(fleet: Fleet, tmp_path: Path) -> None:
     # AMD SMI's numbers and UUIDs are others than HIP's, and nothing else says which is which.
     other = mi300x(0xC1, amdsmi_get_gpu_activity={"gfx_activity": 50})
     fleet(other, mi300x(0xC6))
@@ -120,9 +118,7 @@ def test_energy_is_counted_in_units_of_the_gpu(fleet: Fleet) -> None:
     assert float(python("-c", code).stdout) == pytest.approx(15250, abs=100)
 
 
-def test_new_errors_of_links_are_counted_and_a_link_that_is_down_is_no_part_of_them(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_new_errors_of_links_and_links_that_are_down_are_told(fleet: Fleet, tmp_path: Path) -> None:
     links = {"total_links": 8, **{f"status.{n}": 1 for n in range(6)}, "status.6": 0, "status.7": 2}
     fleet(
         mi300x(0xC1, amdsmi_gpu_xgmi_error_status={"": 1}, amdsmi_get_gpu_xgmi_link_status=links),

@@ -86,9 +86,7 @@ def test_csv_is_read_whatever_separates_it(delimiter: str) -> None:
         ("time", "412 ms", 0.412),
     ],
 )
-def test_times_are_in_the_unit_of_the_cell_or_the_header(
-    header: str, cell: str, seconds: float
-) -> None:
+def test_times_are_in_units_of_the_cell_or_header(header: str, cell: str, seconds: float) -> None:
     (figure,) = read(f"gpus;{header}\n1;{cell}\n")
     assert figure.times_s == pytest.approx((seconds,))
 
@@ -101,9 +99,7 @@ def test_times_are_in_the_unit_of_the_cell_or_the_header(
         ("step time (ms)", "500", 2048),
     ],
 )
-def test_throughput_may_be_given_by_the_time_of_a_step(
-    header: str, cell: str, samples_per_s: float
-) -> None:
+def test_a_step_time_may_give_the_throughput(header: str, cell: str, samples_per_s: float) -> None:
     (figure,) = read(f"GPUs;{header};Batch size (per GPU)\n4;{cell};256\n")
     assert (figure.samples_per_s, figure.batch_per_gpu, figure.timed) == (samples_per_s, 256, None)
 

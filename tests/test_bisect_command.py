@@ -451,7 +451,7 @@ def test_results_of_two_pythons_are_refused(site: Path) -> None:
     assert "uv finds no Python 3.1 for" in found.stderr
 
 
-def test_without_the_index_or_room_on_the_disk_one_line_says_what_to_do(
+def test_no_index_or_no_room_is_said_in_one_line(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(site / "wheels")

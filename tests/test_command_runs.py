@@ -207,9 +207,7 @@ def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not directory.progress.exists()
 
 
-def test_a_command_on_each_node_knows_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nodes_command_knows_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the process that starts it, which is no rank.
     be_rank(monkeypatch, RANK="1", WORLD_SIZE="2", CUDA_VISIBLE_DEVICES="4,5")
     names = "{nodes} {node_rank} {gpus_per_node} {master_addr} {master_port} {hosts}"

@@ -54,9 +54,7 @@ def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_base
     ("gpus", "said"),
     [([2], "selected: 1 of 2 rows that both sides have; "), ([1, 2], ""), (None, "")],
 )
-def test_a_choice_of_rows_says_that_the_correction_counts_only_these(
-    gpus: list[int] | None, said: str
-) -> None:
+def test_a_choice_of_rows_is_corrected_for_these_alone(gpus: list[int] | None, said: str) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11, n4=0.12)
     view = view_of(compare(before, [now], Choice(gpus=gpus)), [now])
     for name in ("text", "markdown", "json"):
@@ -66,16 +64,16 @@ def test_a_choice_of_rows_says_that_the_correction_counts_only_these(
 
 
 @pytest.mark.parametrize(
-    ("on_1", "on_2", "quantity"), [(0.1, 0.1105, "throughput"), (0.0982, 0.11, "E")]
+    ("on_1", "on_2", "what"), [(0.1, 0.1105, "throughput"), (0.0982, 0.11, "E")]
 )
-def test_a_row_shows_the_loss_that_the_first_line_rules_out(
-    on_1: float, on_2: float, quantity: str
+def test_rows_show_the_loss_that_the_headline_rules_out(
+    on_1: float, on_2: float, what: str
 ) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=on_1, n2=on_2)
     shown = text(view_of(compare(before, [now]), [now]))
     bound = shown.partition("no loss of ")[2].partition(" or more")[0]
     (line,) = (line for line in shown.splitlines() if f"[−{bound}, " in line)
-    assert f"{quantity} −" in line
+    assert f"{what} −" in line
 
 
 def test_no_interval_of_an_ok_row_reaches_below_a_loss_that_is_ruled_out_below_the_limit() -> None:

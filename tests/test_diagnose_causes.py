@@ -168,9 +168,7 @@ def test_lost_xgmi_links_and_their_errors_are_named_where_communication_is_slowe
         (step(computing_s=9.0, forward_s=4.5), None),
     ],
 )
-def test_a_phase_with_most_of_the_loss_is_named_and_the_script_is_to_be_looked_at(
-    after: Step, phase: str | None
-) -> None:
+def test_a_phase_with_most_of_the_loss_points_to_the_script(after: Step, phase: str | None) -> None:
     (cause,) = lost_parts(row(after), ())
     assert cause.phase == phase
     assert (known(cause.remedy).code == "script") is (phase is not None)
@@ -200,9 +198,7 @@ def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_only_if_the_ot
     assert known(cause.remedy).code == remedy
 
 
-def test_a_loss_that_a_quiet_row_shows_not_to_be_the_host_s_is_not_the_host_s_in_a_noisy_one() -> (
-    None
-):
+def test_a_loss_that_a_quiet_row_shows_not_to_be_the_hosts_is_not_so_in_a_noisy_one() -> None:
     def of(gpus: int, others_s: float) -> RowEvidence:
         hosts = ["node1"] * gpus
         before, after = (
@@ -251,7 +247,7 @@ def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, 
         (PEAK_MEMORY, set()),
     ],
 )
-def test_lost_time_explains_a_metric_only_if_that_is_the_communication(
+def test_lost_time_explains_communication_alone(
     finding: MetricSpec | None, codes: set[str]
 ) -> None:
     said = entry(Verdict.REGRESSED, gpus=2, finding=finding)

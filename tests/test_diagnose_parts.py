@@ -121,9 +121,7 @@ def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
         (0.5, 1.5, CauseKind.SLOW_RANK),  # its batches were late in the baseline too
     ],
 )
-def test_a_straggler_waits_for_data_if_most_loss_is_there(
-    usual_s: float, late_s: float, kind: CauseKind
-) -> None:
+def test_a_straggler_may_wait_for_data(usual_s: float, late_s: float, kind: CauseKind) -> None:
     def steps(*data_and_computing_s: tuple[float, float]) -> list[Step]:
         ranks = (
             rank(number, data_s + computing_s)._replace(phases=phases(data_s=data_s))
@@ -248,7 +246,7 @@ def seen(before: Sequence[GpuSummary], after: Sequence[GpuSummary]) -> list[tupl
 
 
 @pytest.mark.parametrize(
-    ("counter", "usual", "now", "is_symptom"),
+    ("counter", "usual", "now", "told"),
     [
         ("sm_clock_mean_mhz", 1000, 969, True),
         ("sm_clock_mean_mhz", 1000, 970, False),
@@ -260,12 +258,10 @@ def seen(before: Sequence[GpuSummary], after: Sequence[GpuSummary]) -> list[tupl
         ("nvlink_active_min", 6, 6, False),
     ],
 )
-def test_a_counter_that_fell_is_a_symptom(
-    counter: str, usual: float, now: float, is_symptom: bool
-) -> None:
+def test_a_fallen_counter_is_a_symptom(counter: str, usual: float, now: float, told: bool) -> None:
     found = seen([summary(**{counter: usual})], [summary(**{counter: now})])
     expected = [("A", counter, now, usual, ComparedWith.BASELINE)]
-    assert found == (expected if is_symptom else [])
+    assert found == (expected if told else [])
 
 
 def test_a_clock_that_is_unknown_or_0_is_no_symptom() -> None:

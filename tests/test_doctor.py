@@ -77,7 +77,7 @@ def test_a_gpu_that_answers_nothing_is_a_problem(with_driver: pytest.MonkeyPatch
     assert found == ["GPU 1 does not answer (GPU is lost): reset it or reboot"]
 
 
-def test_the_json_has_what_each_gpu_answers_and_why_it_does_not(
+def test_json_has_what_each_gpu_answers_or_why_it_does_not(
     with_driver: pytest.MonkeyPatch,
 ) -> None:
     with_driver.setenv("FAKE_NVML_FLEET", "2")

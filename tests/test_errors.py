@@ -33,9 +33,7 @@ def test_missing_packages_are_named_as_pip_knows_them(monkeypatch: pytest.Monkey
         errors.require_packages("measuring", ["torch", "numpy", "pynvml"])
 
 
-def test_a_place_in_a_file_below_this_folder_is_relative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_below_here_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert as_place(str(tmp_path / "a" / "test_mine.py"), 12) == "a/test_mine.py:12"
     assert as_place("/nowhere/test_mine.py", 12) == "/nowhere/test_mine.py:12"

@@ -271,9 +271,7 @@ def test_a_budget_marks_an_uncertain_efficiency_and_gains_as_the_table_does() ->
 @pytest.mark.parametrize(
     ("factor", "unit", "value"), [(1.0, "s", 46.9), (60.0, "min", 46.9), (1600.0, "h", 20.8)]
 )
-def test_a_long_time_per_epoch_is_drawn_in_minutes_or_hours(
-    factor: float, unit: str, value: float
-) -> None:
+def test_a_long_epoch_is_drawn_in_minutes_or_hours(factor: float, unit: str, value: float) -> None:
     (axes,) = drawn("time", Measurements(runs=measured(factor=factor))).figure.axes
     assert axes.get_ylabel().splitlines()[0] == f"time per epoch ({unit})"
     (curve,) = curves_in(axes).values()
@@ -316,9 +314,7 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it() -> None:
     ],
     ids=["step", "long level", "drift"],
 )
-def test_the_bold_change_is_that_between_the_drawn_levels(
-    count: int, truth: Callable[[int], float]
-) -> None:
+def test_bold_changes_are_between_drawn_levels(count: int, truth: Callable[[int], float]) -> None:
     history = history_of(made_nights(count, truth))
     picture = drawn("history", Measurements(history=history))
     assert history.events
@@ -354,7 +350,7 @@ def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with
 
 
 @pytest.mark.parametrize(("count", "is_cut"), [(1, False), (4, False), (5, True)])
-def test_the_axis_holds_the_intervals_of_few_nights_and_says_where_it_cuts_others(
+def test_an_axis_holds_intervals_of_few_nights_and_says_if_it_cuts(
     count: int, is_cut: bool
 ) -> None:
     runs = [run(1, 0.1, index=1), run(1, 0.105, index=2), run(1, 0.11, index=3)]
@@ -400,7 +396,7 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level()
     assert "arrows" not in notes_below(usual)
 
 
-def test_the_picture_marks_the_night_that_is_judged_regressed_and_draws_no_level_through_it(
+def test_a_picture_marks_a_regressed_night_and_draws_no_level_through_it(
     tmp_path: Path,
 ) -> None:
     paths = write_nights(tmp_path, 6, lambda night: 3.0 if night == 5 else 1.0, runs=3)

@@ -80,9 +80,7 @@ def test_no_node_is_sick_before_a_second_job() -> None:
 @pytest.mark.parametrize(
     ("seed", "jobs", "state"), [(8, 3, NodeState.SICK), (18, 4, NodeState.HEALTHY)]
 )
-def test_a_node_whose_runs_leave_it_open_gets_further_jobs_up_to_four(
-    seed: int, jobs: int, state: NodeState
-) -> None:
+def test_a_node_left_open_gets_up_to_four_jobs(seed: int, jobs: int, state: NodeState) -> None:
     fleet = fleet_of(seed, spread=0.008, noise=0.01, gpus=1)
     slow = fleet.slow_node(17, 0.04)
     sweep = fleet.sweep()

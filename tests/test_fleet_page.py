@@ -100,7 +100,7 @@ def test_chromium_shows_all_of_the_page(tmp_path: Path, width: int) -> None:
     assert seen.figures == 2
 
 
-def test_a_node_is_compared_with_itself_in_earlier_sweeps_that_measured_the_same(
+def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(
     tmp_path: Path,
 ) -> None:
     names = [f"n{number}" for number in range(6)]

@@ -157,9 +157,7 @@ def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Ma
     assert "clock      n00 is 60 min ahead of the host" in text
 
 
-def test_a_fleet_is_judged_only_when_no_idle_node_is_left_to_measure(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fleet_is_judged_at_its_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[int] = []
 
     def counted(

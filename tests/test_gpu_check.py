@@ -118,9 +118,7 @@ def test_half_a_module_of_amd_is_judged_without_its_power() -> None:
     assert not check_telemetry(replace(measured, gpu_summaries=(idle,))).passed
 
 
-def test_a_small_size_holds_for_the_bare_loop_and_the_overhead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_check_heeds_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     def command(checks: Checks, *words: str, variables: object = None) -> tuple[int, str]:

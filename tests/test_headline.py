@@ -196,9 +196,7 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
         (NOISE, AGAIN),
     ],
 )
-def test_a_loss_with_a_cause_has_its_remedy_also_where_a_host_was_busy(
-    cause: Cause, words: str
-) -> None:
+def test_a_loss_with_a_cause_keeps_its_remedy_if_a_host_was_busy(cause: Cause, words: str) -> None:
     if cause.code == "no_phases_of_commands":
         cause = replace(cause, remedy=Remedy("command_or_hosts", ("n1",)))
     lines = headline(comparison(replace(slower(1), causes=(cause,)), notes=[BUSY]))
@@ -254,9 +252,7 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
 
 
 @pytest.mark.parametrize(("command", "maker"), [(None, "pytest"), ("a.py", "gpuscale run")])
-def test_a_missing_row_is_measured_by_what_measured_the_others(
-    command: str | None, maker: str
-) -> None:
+def test_a_missing_row_is_measured_by_what_measured_others(command: str | None, maker: str) -> None:
     missing = entry(Verdict.MISSING, configuration=replace(CNN, command=command))
     assert f"or measure it: {maker} … --resume FILE" in headline(comparison(missing))["next"]
 
@@ -323,7 +319,7 @@ def test_time_that_noise_puts_below_zero_is_about_none_and_given_as_it_was_measu
 
 
 @pytest.mark.parametrize(("change", "is_named"), [(0.04, False), (-0.003, False), (-0.05, True)])
-def test_a_lagging_rank_is_the_headline_of_an_undecided_row_only_if_the_row_is_slower(
+def test_a_lagging_rank_heads_an_undecided_row_if_it_is_slower(
     change: float, is_named: bool
 ) -> None:
     lagging = replace(ALL_REDUCE, kind=CauseKind.SLOW_RANK, code="stragglers")

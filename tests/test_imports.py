@@ -317,9 +317,7 @@ def test_a_history_names_the_commits_between_which_a_table_changed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_file_that_the_source_does_not_write_is_refused_in_one_line(
-    tmp_path: Path, source: str
-) -> None:
+def test_a_file_that_no_such_tool_wrote_is_refused_in_one_line(tmp_path: Path, source: str) -> None:
     other, another = tmp_path / "files" / "other", tmp_path / "files" / "another"
     other.parent.mkdir()
     other.write_text("nothing of the kind\n")
@@ -379,9 +377,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return found
 
 
-def test_reports_and_logs_of_a_real_reframe_are_imported(
-    sites: Mapping[int, Path], tmp_path: Path
-) -> None:
+def test_files_of_a_real_reframe_are_imported(sites: Mapping[int, Path], tmp_path: Path) -> None:
     for source in ("report.json", "perflogs"):
         found = tmp_path / source / "nights"
         assert gpuscale("import", "reframe", sites[97] / source, "-o", found).returncode == 0

@@ -84,9 +84,7 @@ def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
     return keepers.perform("rank", directory, FIRST, timeout_s=LIMIT_S, variables=variables)
 
 
-def test_the_first_rank_of_a_node_has_its_gpus_sampled_until_it_has_ended(
-    tmp_path: Path, driver: Path
-) -> None:
+def test_a_nodes_gpus_are_sampled_until_its_first_rank_ends(tmp_path: Path, driver: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, LEAVING))
     host = socket.gethostname()
     addresses: dict[str, dict[str, str | None]] = {host: {GPU_A: None}, "another": {"n": None}}

@@ -176,7 +176,7 @@ def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subproc
     return process
 
 
-def test_packets_lost_between_nodes_are_found_behind_slower_communication(
+def test_lost_packets_are_found_behind_slower_communication(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     write_case(tmp_path, WIDE)

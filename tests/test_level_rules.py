@@ -147,7 +147,7 @@ def change(onset: int, before: float, by: float, *, kind: str = "step") -> Level
 
 
 @pytest.mark.parametrize(
-    ("found", "unrecovered"),
+    ("found", "lasts"),
     [
         ([], None),
         ([change(5, 0.0, -0.1)], None),
@@ -161,10 +161,8 @@ def change(onset: int, before: float, by: float, *, kind: str = "step") -> Level
         ([change(5, 0.2, 0.1), change(9, 0.3, -0.06)], None),
     ],
 )
-def test_a_loss_lasts_until_more_than_half_of_it_is_back(
-    found: list[LevelChange], unrecovered: int | None
-) -> None:
-    assert unrecovered_loss(found) == unrecovered
+def test_a_loss_lasts_until_most_of_it_is_back(found: list[LevelChange], lasts: int | None) -> None:
+    assert unrecovered_loss(found) == lasts
 
 
 def test_throughput_changed_by_the_fifteen_nights_on_both_sides() -> None:

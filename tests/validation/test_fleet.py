@@ -14,9 +14,7 @@ TOO_MANY = 7
 @pytest.mark.parametrize("drift", DRIFTS)
 @pytest.mark.parametrize("noise", [0.001, 0.005, 0.01])
 @pytest.mark.parametrize("spread", [0.003, 0.008, 0.013])
-def test_slow_nodes_and_gpus_are_found_and_healthy_ones_left_alone(
-    spread: float, noise: float, drift: str
-) -> None:
+def test_slow_nodes_and_gpus_are_found_alone(spread: float, noise: float, drift: str) -> None:
     tally = tallied(range(SWEEPS), spread=spread, noise=noise, drift=drift)
     assert tally["gpuscale: wrong"] <= TOO_MANY
     # Of 300, 95% in truth are fewer than 92% in one of a hundred trials.
