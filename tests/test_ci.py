@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ci_checkout import (
     write_program,
 )
 from command_line import gpuscale
+from hosts import Cluster
+from slurm_cluster import slurm_cluster
 
 IN_A_CONTAINER = """\
 description = "Here"
@@ -171,3 +174,39 @@ def test_two_nights_never_share_a_directory_which_keeps_the_baseline(checkout: P
     assert (night.directory / "baseline.json").read_text() == judged_against
     again = run_script(checkout, "arc4.sge").ended(2)
     assert len(again.calls("pytest")) == 1
+
+
+# Nodes as JUWELS Booster and CTE-POWER have them.
+NODES = {
+    "jwb1": "Sockets=2 CoresPerSocket=24 ThreadsPerCore=2",
+    "p9n1": "Sockets=2 CoresPerSocket=20 ThreadsPerCore=4",
+}
+CPUS = {"juwels-booster.sbatch": 96, "cte-power.sbatch": 160}
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    partitions = ("booster Nodes=jwb1", "main Nodes=p9n1 Default=YES")
+    with slurm_cluster(NODES, gpus=4, partitions=partitions) as cluster:
+        yield cluster
+
+
+@pytest.mark.scheduler
+@pytest.mark.parametrize("script", CPUS)
+def test_job_that_regressed_fails_in_slurm(slurm: Cluster, tmp_path: Path, script: str) -> None:
+    checkout = make_checkout(tmp_path)
+    path = f"{checkout}/stand-ins:{slurm.environment['PATH']}"
+    settings = job_environment(checkout, {"PATH": path}, verdict=1)
+    submitted = slurm.run(
+        "sbatch", "--wait", "--parsable", f"ci/{script}", folder=checkout, environment=settings
+    )
+    job = submitted.stdout.strip().split(";")[0]
+    (log,) = checkout.glob("gpuscale-*.log")
+    assert submitted.returncode == 1, log.read_text()
+    assert "JobState=FAILED" in (shown := slurm.run("scontrol", "show", "job", job).stdout)
+    assert "ExitCode=1:0" in shown
+    (night,) = checkout.glob(f".gpuscale/nightly/*/*_{job}")
+    assert "night: regressed\n" in (night / "night.txt").read_text()
+    environment = (checkout / "calls/environment").read_text()
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3\n" in environment
+    assert f"SLURM_CPUS_PER_TASK={CPUS[script]}\n" in environment

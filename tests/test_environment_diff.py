@@ -1,12 +1,20 @@
-"""Differences between environments that may explain a loss or forbid resuming a file."""
+"""Differences between environments, and `gpuscale env`, which shows them."""
 
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from builders import environment
+from builders import baseline, environment, measured, results_text
 from changing import replace
+from command_line import gpuscale, refusal
 
-from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node
+from gpuscale.base.host import VARIABLE_PREFIXES
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.notes import with_environment_changes
+from gpuscale.judge.sides import sides_of
+from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node, NodeEvidence, Results
 from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,
     IN_SESSION,
@@ -17,6 +25,8 @@ from gpuscale.records.environment_diff import (
     field_differences,
     node_changes,
 )
+from gpuscale.records.evidence import Library
+from gpuscale.store.files import write_baseline
 
 HERE: Environment = environment()
 
@@ -135,3 +145,140 @@ def test_a_value_that_only_some_nodes_have_is_said_with_those_nodes() -> None:
     ]
     assert said(n1="") == []
     assert [*node_changes([("n1", {})], before)] == []
+
+
+OTHERS = {f"p{number}": "1" for number in range(17)}
+
+
+def library(version: str | None = "2.28.3", file: str = "libnccl.so.2") -> Library:
+    return Library(name="NCCL", path=f"/opt/{file}", version=version)
+
+
+def node(host: str, *libraries: Library) -> NodeEvidence:
+    return NodeEvidence(host=host, libraries=libraries)
+
+
+def of(version: str, loaded: Library, *, torch: str = "2.14", **packages: str) -> Results:
+    """Results with these versions of NCCL, all other packages and torch."""
+    found = measured({1: [0.1], 2: [0.1]})
+    runs = [replace(run, nodes=(node("n1", loaded),)) for run in found.runs]
+    others = dict.fromkeys(OTHERS, version)
+    where = replace(
+        environment(),
+        torch_version=torch,
+        nccl_version="2.27.7",
+        packages={"torch": torch, **others, **packages},
+    )
+    return replace(found, environment=where, runs=tuple(runs))
+
+
+OLD = of("1", library("2.27.7"), triton="3.5", six="1")
+NEW = of("2", library(), torch="2.15", triton="3.6", six="1")
+
+
+def file_of(path: Path, content: Results) -> Path:
+    path.write_text(results_text(content))
+    return path
+
+
+def env(*arguments: object) -> str:
+    answer = gpuscale("env", *map(str, arguments))
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return file_of(tmp_path / "old.jsonl", OLD), file_of(tmp_path / "new.jsonl", NEW)
+
+
+def test_what_matters_comes_first_and_the_rest_is_counted(files: tuple[Path, Path]) -> None:
+    lines = env("diff", *files).splitlines()
+    assert lines == [
+        "torch 2.14 → 2.15",
+        "NCCL loaded 2.27.7 → 2.28.3",
+        "triton 3.5 → 3.6",
+        "and 17 more packages; --format json lists them",
+    ]
+    alike = "no difference in what is recorded (not all environment variables: docs/format.md)\n"
+    assert env("diff", files[0], files[0]) == alike
+
+
+def test_json_has_all_that_differs(files: tuple[Path, Path]) -> None:
+    told = json.loads(env("diff", *files, "--format", "json"))
+    assert [change["name"] for change in told["changes"]] == ["torch_version", "NCCL loaded"]
+    assert len(told["packages"]) == 18
+    one = json.loads(env(files[0], "--format", "json"))
+    assert one["environments"][0]["packages"]["six"] == "1"
+    assert one["libraries"] == [{"name": "NCCL", "path": "/opt/libnccl.so.2", "version": "2.27.7"}]
+
+
+def test_a_library_that_torch_is_not_built_with_has_both_versions(
+    files: tuple[Path, Path],
+) -> None:
+    swapped = "NCCL 2.28.3 (loaded from /opt/libnccl.so.2; torch was built with 2.27.7)"
+    assert swapped in env(files[1])
+    assert "NCCL 2.27.7 (loaded from /opt/libnccl.so.2)" in env(files[0])
+    assert "and 18 more packages" in env(files[0])
+
+
+def test_baselines_and_folders_have_software_too(files: tuple[Path, Path], tmp_path: Path) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    file_of(nights / "new.jsonl", NEW)
+    recorded = tmp_path / "base.json"
+    made = baseline({1: [0.1], 2: [0.1]})
+    write_baseline(recorded, replace(made, environments={"then": OLD.environment}))
+    assert "torch 2.14 → 2.15" in env("diff", recorded, nights)
+    # Whoever reads the file finds them on one line.
+    (line,) = (line for line in recorded.read_text().splitlines() if '"triton"' in line)
+    assert '"packages"' in line
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    for arguments in (("diff", "a"), ("a", "b"), ("absent.jsonl",)):
+        assert refusal("env", *arguments)
+    absent = replace(OLD.environment, packages={}, packages_absent="process 7 cannot be read")
+    path = file_of(tmp_path / "r.jsonl", replace(OLD, environment=absent))
+    assert "unknown: process 7 cannot be read" in env(path)
+
+
+def test_libraries_that_differ_on_some_nodes_are_named_with_them() -> None:
+    old, new = library("2.27.7"), library()
+    before = [node("n1", old), node("n2", old)]
+    here = [OLD.environment]
+    (change,) = environment_changes(here, here, before, [node("n1", old), node("n2", new)])
+    assert environment_text(change) == "NCCL loaded 2.27.7 → 2.28.3 on n2"
+    plugin = Library(name="NCCL network plugin", path="/opt/libnccl-net-ofi.so")
+    after = [node("n1", old, plugin)]
+    (change,) = environment_changes(here, here, [node("n1", old)], after)
+    assert environment_text(change) == "NCCL network plugin loaded none → libnccl-net-ofi.so"
+    # The name of a file beside a version is no difference; another name beside a name is one.
+    named = node("n1", library(None))
+    assert environment_changes(here, here, [named], [node("n1", new)]) == ()
+    assert environment_changes(here, here, [node("n1", new)], [named]) == ()
+    other = node("n1", library(None, "libnccl.so.3"))
+    (change,) = environment_changes(here, here, [named], [other])
+    assert environment_text(change) == "NCCL loaded libnccl.so.2 → libnccl.so.3"
+    # Nothing is known of old results.
+    assert environment_changes(here, here, [node("n1")], [node("n1", new)]) == ()
+
+
+def test_packages_are_counted_beside_a_loss_only() -> None:
+    def codes(step_s: float) -> list[str]:
+        slow = measured({1: [step_s] * 6, 2: [step_s] * 6})
+        after = replace(slow, environment=NEW.environment)
+        before = baseline({1: [0.1] * 6, 2: [0.1] * 6})
+        before = replace(before, environments={"then": OLD.environment})
+        sides = sides_of(before, [after])
+        noted = with_environment_changes(compare(before, [after]), sides)
+        return [note.code for note in noted.notes]
+
+    assert "packages_changed" in codes(0.2)
+    assert "packages_changed" not in codes(0.1)
+
+
+def test_the_page_lists_the_environment_variables_that_are_recorded() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("- `variables`"))
+    assert set(re.findall(r"`(\w+)`", line)) == {"variables", *VARIABLE_PREFIXES}

@@ -1,11 +1,14 @@
-"""Errors say where something is wrong, and what to install."""
+"""Errors say where something is wrong and what to install; scripts rely on exit codes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders.comparisons import comparison, entry
 
 from gpuscale.base import errors
 from gpuscale.base.errors import DecodeError, FileError, RunTerminated, UsageError, as_place
+from gpuscale.records import Verdict
 
 
 def test_a_problem_of_a_file_is_named_with_its_place() -> None:
@@ -42,3 +45,20 @@ def test_places_below_here_are_relative(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_that_a_signal_ended_says_which() -> None:
     ended = RunTerminated(15)
     assert (str(ended), ended.number) == ("ended by SIGTERM", 15)
+
+
+@pytest.mark.parametrize(
+    ("code", "rows"),
+    [
+        (0, ["ok", "consistent", "improved ok consistent"]),
+        (1, ["regressed", "inconsistent", "ok inconclusive missing regressed"]),
+        (1, ["incomparable inconsistent"]),
+        (3, ["inconclusive", "ok inconclusive", "ok missing", "improved incomparable"]),
+        (3, ["inconclusive missing"]),
+        (4, ["missing incomparable", "missing", ""]),
+    ],
+)
+def test_the_worst_row_decides_the_exit_code(code: int, rows: Sequence[str]) -> None:
+    for verdicts in map(str.split, rows):
+        entries = [entry(Verdict(verdict), gpus=2**i) for i, verdict in enumerate(verdicts)]
+        assert int(comparison(*entries).exit_code) == code, verdicts
