@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from measuring import Session, run_pytest, write_case
+from measuring import run_pytest, write_case
 from test_strategies import request_for
 
 from gpuscale import TrainingCase
@@ -123,24 +123,17 @@ def test_gradients_are_synchronised_with_the_last_batch_of_a_step_alone() -> Non
     assert strategy.noted == [True, True, False] * 2
 
 
-@pytest.fixture(scope="module")
-def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """Two ranks that add up two batches, with all of DDP's options."""
-    folder: Path = tmp_path_factory.mktemp("accumulated")
+def test_accumulated_batches_agree_under_every_ddp_option_and_identify_a_result(
+    tmp_path: Path,
+) -> None:
     for name, case in (("unused", UNUSED), ("static", STATIC), ("normed", NORMED)):
-        write_case(folder, case, name=f"test_{name}.py")
+        write_case(tmp_path, case, name=f"test_{name}.py")
     arguments = ("--device", "cpu", "--gpus", "2", "--runs", "1", "--run-seconds", "0.2")
-    return run_pytest(folder, *arguments, "--accumulate", "2").ended()
-
-
-def test_accumulated_batches_agree_under_every_ddp_option(accumulated: Session) -> None:
+    accumulated = run_pytest(tmp_path, *arguments, "--accumulate", "2").ended()
     for run in accumulated.results.runs:
         # That includes equal digests, and of fsdp a gradient that is the mean over the ranks.
         assert run.is_valid
         assert len(run.unsynced_windows) >= 3
-
-
-def test_the_options_and_the_batches_of_a_step_identify_a_result(accumulated: Session) -> None:
     found = {run.configuration.label: run for run in accumulated.results.runs}
     options = {name: run.configuration.strategy_options for name, run in found.items()}
     # Of fsdp none, where this torch has it.

@@ -4,12 +4,13 @@ import re
 import shlex
 from pathlib import Path
 
+import command_line
 import pytest
 from changing import replace
+from command_line import gpuscale
 from statements import known
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.cli import main
 from gpuscale.records import PublishedFigure
 from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.session import Defaults, Session
@@ -197,34 +198,32 @@ def test_dates_make_nights_and_a_column_of_machines_is_chosen_from() -> None:
         assert "no batch" in batch
 
 
-def test_all_problems_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_once(tmp_path: Path) -> None:
     table, output = tmp_path / "wiki.csv", tmp_path / "wiki.json"
     table.write_text("n,img/s,colour\nx,390,red\n2,abc,red\n4,9,red,1\n8,OOM,red\n1,390,red\n")
-    asked = ["baseline", "import", str(table), "-o", str(output), "--cluster", "ours"]
+    asked = ["baseline", "import", table, "-o", output, "--cluster", "ours"]
     asked += ["--source", "our wiki", "--case", "resnet50", "--strategy", "ddp"]
-    assert main(asked) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    head, *rows = err.splitlines()
+    batch = ("--batch-per-gpu", "256")
+    answer = gpuscale(*asked)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    head, *rows = answer.stderr.splitlines()
     assert head.endswith("wiki.csv: 5 problems:")
     assert [row.split(":")[0] for row in rows] == [f"  line {n}" for n in (1, 2, 2, 3, 4)]
-    assert "no batch" in err
-    assert "(also line 3, 6)" in err
+    assert "no batch" in answer.stderr
+    assert "(also line 3, 6)" in answer.stderr
     assert not output.exists()
     table.write_text("n,img/s\n1,390\n1,392\n2,nan\n")
-    assert main([*asked, "--batch-per-gpu", "256"]) == 0
-    assert "line 4" in capsys.readouterr().out
+    assert "line 4" in gpuscale(*asked, *batch).stdout
     (figure,) = read_baseline(output).published
     assert (figure.samples_per_s, figure.runs) == (391, 2)
-    asked[4] = str(tmp_path / "nodes.json")
+    asked[4] = tmp_path / "nodes.json"
     table.write_text("n,img/s,nodes\n8,390,1\n")
-    assert main([*asked, "--batch-per-gpu", "256", "--gpus-per-node", "4"]) == 2
-    assert "8 GPUs do not fit on 1 node of 4" in capsys.readouterr().err
-    assert main([*asked[:2], "table", str(table), *asked[2:]]) == 2
-    assert "give a single table" in capsys.readouterr().err
+    refused = command_line.refusal(*asked, *batch, "--gpus-per-node", "4")
+    assert "8 GPUs do not fit on 1 node of 4" in refused
+    twice = (*asked[:2], "table", table, *asked[2:])
+    assert "give a single table" in command_line.refusal(*twice)
     table.write_text("n,img/s\n" + "1,390\n" * 20)
-    assert main([*asked[:-4], "-o", str(tmp_path / "b.json")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert command_line.refusal(*asked[:-4])
 
 
 OF_A_CENTRE = """| Benchmark | Framework | Cluster | GPUs | Date | Img/sec |
@@ -238,24 +237,23 @@ OF_A_CENTRE = """| Benchmark | Framework | Cluster | GPUs | Date | Img/sec |
 OPTION = r"--column ('[^']*'|[^' ]+)"
 
 
-def test_column_option_from_the_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_column_option_from_the_message(tmp_path: Path) -> None:
     table = tmp_path / "results.md"
     table.write_text(OF_A_CENTRE.replace("Framework", "Soft ware = $it"))
-    asked = ["baseline", "import", str(table), "--cluster", "South", "--source", "the centre"]
-    asked += ["--strategy", "ddp", "--batch-per-gpu", "32"]
-    assert main([*asked, "-o", str(tmp_path / "none.json")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    asked = ["baseline", "import", table, "--cluster", "South", "--source", "the centre"]
+    asked += ["--strategy", "ddp", "--batch-per-gpu", "32", "-o"]
+    line = command_line.refusal(*asked, tmp_path / "none.json")
     named, skipped = (shlex.split(f"--column {text}")[:2] for text in re.findall(OPTION, line))
-    assert main([*asked, *named, "-o", str(tmp_path / "named.json")]) == 0
+    assert gpuscale(*asked, tmp_path / "named.json", *named).returncode == 0
     found = read_baseline(tmp_path / "named.json").published
     assert [(each.case, each.samples_per_s) for each in found] == [
         ("DDP, made data, Torch 1.9+cu1", 300.5),
         ("DDP, made data, Torch 2.0+cu2", 330.5),
     ]
-    assert main([*asked, *skipped, "-o", str(tmp_path / "skipped.json")]) == 0
+    said = gpuscale(*asked, tmp_path / "skipped.json", *skipped).stdout
     (figure,) = read_baseline(tmp_path / "skipped.json").published
     assert (figure.case, figure.runs, len(figure.nights)) == ("DDP, made data", 2, 2)
-    assert "note: left out column 'Soft ware = $it'\n" in capsys.readouterr().out
+    assert "note: left out column 'Soft ware = $it'\n" in said
 
 
 def test_a_column_may_be_said_to_be_one_that_is_known() -> None:

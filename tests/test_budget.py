@@ -1,5 +1,6 @@
 """Scaling points, and efficiency budgets of runs whose loss has a known place."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -63,8 +64,8 @@ def test_an_efficiency_above_1_1_is_noted_as_a_unit_error_or_as_chance() -> None
     assert unit_error_note(key, None) is None
 
 
-COMPUTING = phases(forward_s=0.060, backward_s=0.030, optimizer_s=0.010)
-ONE = phased_run([COMPUTING])
+WORK = phases(forward_s=0.060, backward_s=0.030, optimizer_s=0.010)
+ONE = phased_run([WORK])
 
 
 def only_budget(*runs: Run) -> EfficiencyBudget:
@@ -73,7 +74,7 @@ def only_budget(*runs: Run) -> EfficiencyBudget:
 
 
 def with_data(seconds: float) -> Phases:
-    return replace(COMPUTING, data_s=seconds)
+    return replace(WORK, data_s=seconds)
 
 
 def on(own: list[Phases], communication_s: float = 0.0, **more: Any) -> Run:
@@ -84,55 +85,41 @@ STRONG = replace(CNN, scaling="strong")
 DP = replace(CNN, strategy="dp")
 ON_DP = phased_run([with_data(0.025)], gpus=2, configuration=DP)
 UNKNOWN = {"communication": None, "skew": None}
+FIFTH = {"communication": 0.2}
+LATE, LATER = ({"data_s": 0.005 * n, "h2d_s": 0.001 * n} for n in (1, 2))
 # A run on one GPU, one on several, and the parts of the loss that are booked: all others are 0.
-BOOKED: dict[str, tuple[Run, Run, dict[str, float | None]]] = {
-    "ideal scaling loses nothing": (ONE, on([COMPUTING] * 4), {}),
-    "exposed communication": (ONE, on([COMPUTING] * 4, 0.025), {"communication": 0.2}),
+BOOKED: dict[str, tuple[Run, Run, Mapping[str, float | None]]] = {
+    "ideal scaling loses nothing": (ONE, on([WORK] * 4), {}),
+    "exposed communication": (ONE, on([WORK] * 4, 0.025), FIFTH),
     "data that all ranks wait longer for": (
-        phased_run([replace(COMPUTING, data_s=0.005, h2d_s=0.001)]),
-        on([replace(COMPUTING, data_s=0.010, h2d_s=0.002)] * 4),
+        phased_run([replace(WORK, **LATE)]),
+        on([replace(WORK, **LATER)] * 4),
         {"data": 0.006 / 0.112},
     ),
-    "slow data on one rank is skew": (
-        ONE,
-        on([COMPUTING, COMPUTING, with_data(0.02)]),
-        {"skew": 0.02 / 0.12},
-    ),
+    "slow data on one rank is skew": (ONE, on([WORK, WORK, with_data(0.02)]), {"skew": 1 / 6}),
     "what DDP does on a single rank is no communication of several": (
-        phased_run([COMPUTING], communication_s=0.010),
-        on([COMPUTING] * 2, 0.030),
+        on([WORK], 0.010),
+        on([WORK] * 2, 0.030),
         {"communication": 0.02 / 0.13},
     ),
-    "what slows all ranks alike is the rest": (
-        ONE,
-        on([COMPUTING.scaled(1.25)] * 2),
-        {"rest": 0.2},
-    ),
+    "what slows all ranks alike is the rest": (ONE, on([WORK.scaled(1.25)] * 2), {"rest": 0.2}),
     "under strong scaling the ideal step has its share of the data": (
         phased_run([with_data(0.020)], configuration=STRONG),
         on([with_data(0.020).scaled(1 / 4)] * 4, 0.010, configuration=STRONG, batch_per_gpu=32),
         {"communication": 0.25},
     ),
-    "a halved batch keeps the definition by throughput": (
-        ONE,
-        on([COMPUTING.scaled(0.5)] * 2, 0.0125, batch_per_gpu=64),
-        {"communication": 0.2},
-    ),
+    "a halved batch": (ONE, on([WORK.scaled(0.5)] * 2, 0.0125, batch_per_gpu=64), FIFTH),
     "one process with several devices has data alone": (
-        phased_run([COMPUTING], configuration=DP),
+        phased_run([WORK], configuration=DP),
         ON_DP,
         {**UNKNOWN, "data": 0.2},
     ),
-    "what was not measured is in the rest": (
-        run(1, 0.1),
-        run(2, 0.125),
-        {**UNKNOWN, "data": None, "rest": 0.2},
-    ),
+    "what was not measured": (run(1, 0.1), run(2, 0.125), {**UNKNOWN, "data": None, "rest": 0.2}),
 }
 
 
 @pytest.mark.parametrize(("one", "several", "parts"), BOOKED.values(), ids=BOOKED)
-def test_each_loss_is_booked(one: Run, several: Run, parts: dict[str, float | None]) -> None:
+def test_each_loss_is_booked(one: Run, several: Run, parts: Mapping[str, float | None]) -> None:
     budget = only_budget(one, several)
     for name in ("communication", "data", "skew", "rest"):
         part = budget.rest if name == "rest" else budget.parts.get(name)
@@ -141,13 +128,13 @@ def test_each_loss_is_booked(one: Run, several: Run, parts: dict[str, float | No
 
 
 def test_ddp_on_a_single_rank_exposes_nothing() -> None:
-    alone = phased_run([COMPUTING], communication_s=0.010)
+    alone = phased_run([WORK], communication_s=0.010)
     assert alone.synchronization_s == pytest.approx(0.010)
     assert "exposed_communication_s" not in alone.measured
 
 
 def test_what_was_not_measured_is_named_and_without_any_of_it_nothing_is_said() -> None:
-    budget = only_budget(phased_run([COMPUTING], configuration=DP), ON_DP)
+    budget = only_budget(phased_run([WORK], configuration=DP), ON_DP)
     assert budget_text(budget) == (
         "E 0.80 = 1 − data 0.20 − rest 0.00 (not measured, so in the rest: communication, skew)"
     )
@@ -156,7 +143,7 @@ def test_what_was_not_measured_is_named_and_without_any_of_it_nothing_is_said() 
 
 def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
     exposed = [
-        phased_run([COMPUTING] * 2, communication_s=added_s, index=index)
+        phased_run([WORK] * 2, communication_s=added_s, index=index)
         for index, added_s in enumerate((0.002, 0.002, 0.060), start=1)
     ]
     budget = only_budget(ONE, *exposed)
@@ -175,7 +162,7 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
     ],
 )
 def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_named: bool) -> None:
-    its = [replace(COMPUTING, data_s=wait_s) for wait_s in waits_s]
+    its = [replace(WORK, data_s=wait_s) for wait_s in waits_s]
     waiting = phased_run(its, communication_s=0.0, configuration=replace(CNN, data=data))
     lines = "\n".join(budget_lines([waiting]))
     assert ("--data-workers" in lines) is is_named
@@ -213,8 +200,8 @@ def test_printed_points_add_up_and_stay_within_a_point(
 
 def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
     def line(factor: float) -> str:
-        alone, first = (phased_run([COMPUTING] * gpus, communication_s=0.0) for gpus in (1, 2))
-        second = phased_run([COMPUTING.scaled(factor)] * 2, index=2, communication_s=0.0)
+        alone, first = (phased_run([WORK] * gpus, communication_s=0.0) for gpus in (1, 2))
+        second = phased_run([WORK.scaled(factor)] * 2, index=2, communication_s=0.0)
         return [*budget_lines([alone, replace(alone, index=2), first, second])][1]
 
     assert "  E 1.00 = 1 " in line(1.0)
@@ -223,6 +210,6 @@ def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
 
 @pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])
 def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) -> None:
-    one = phased_run([COMPUTING], communication_s=0.010)
-    lines = [*budget_lines([one, on([COMPUTING] * 2, 0.010 - gain_s)])]
+    one = phased_run([WORK], communication_s=0.010)
+    lines = [*budget_lines([one, on([WORK] * 2, 0.010 - gain_s)])]
     assert any("most likely noise: make more runs" in line for line in lines) == is_named

@@ -26,91 +26,48 @@ from gpuscale.records import Baseline, Finding, Results, Run, Statement, Toleran
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 
 
-Times = Mapping[int, float]
-# Seconds per step by number of GPUs, before and now; verdict, finding and the quantity that
-# decided; and the exit code.
-EXAMPLES: dict[str, tuple[Times, Times, Mapping[int, str], int]] = {
-    "the same again": (
-        {1: 0.1, 2: 0.11},
-        {1: 0.1, 2: 0.11},
-        {1: "ok, throughput(1)", 2: "ok, throughput(n)"},
-        0,
-    ),
-    "only several GPUs slower": (
-        {1: 0.1, 2: 0.11},
-        {1: 0.1, 2: 0.12},
-        {1: "ok, throughput(1)", 2: "regressed, scaling loss, E(n)"},
-        1,
-    ),
-    "each GPU slower": (
-        {1: 0.1, 2: 0.11},
-        {1: 0.107, 2: 0.1177},
-        {
-            1: "regressed, single-GPU slowdown, throughput(1)",
-            2: "regressed, single-GPU slowdown, throughput(n)",
-        },
-        1,
-    ),
+Times = tuple[float | None, float]
+USUAL, GOOD = (0.1, 0.11), "ok, throughput(1)"
+FASTER = "improved, faster, throughput(1)"
+SLOWER = "regressed, single-GPU slowdown, throughput"
+REFERENCE = "only the single-GPU reference got faster, throughput(n)"
+# Seconds per step on 1 and 2 GPUs, before and now; verdict, finding and the quantity that decided
+# of either row; and the exit code.
+EXAMPLES: dict[str, tuple[Times, Times, str, str, int]] = {
+    "the same again": (USUAL, USUAL, GOOD, "ok, throughput(n)", 0),
+    "only several GPUs slower": (USUAL, (0.1, 0.12), GOOD, "regressed, scaling loss, E(n)", 1),
+    "each GPU slower": (USUAL, (0.107, 0.1177), f"{SLOWER}(1)", f"{SLOWER}(n)", 1),
     # LUMI once lost 6 points of E(16) while its throughput on 16 GPUs rose.
-    "only the reference faster": (
-        {1: 0.100, 16: 0.110},
-        {1: 0.092, 16: 0.1085},
-        {
-            1: "improved, faster, throughput(1)",
-            16: "ok, only the single-GPU reference got faster, throughput(n)",
-        },
-        0,
-    ),
-    "the reference faster still than the rest": (
-        {1: 0.100, 16: 0.110},
-        {1: 0.080, 16: 0.100},
-        {
-            1: "improved, faster, throughput(1)",
-            16: "improved, only the single-GPU reference got faster, throughput(n)",
-        },
-        0,
-    ),
+    "only the reference faster": (USUAL, (0.092, 0.1085), FASTER, f"ok, {REFERENCE}", 0),
+    "the reference faster still": (USUAL, (0.08, 0.1), FASTER, f"improved, {REFERENCE}", 0),
     # Half of the loss is at either end, and neither end alone is sure.
-    "a lost speedup of unclear origin": (
-        {1: 0.1000, 2: 0.1100},
-        {1: 0.0985, 2: 0.1117},
-        {1: "ok, throughput(1)", 2: "inconclusive, E(n)"},
-        3,
-    ),
-    "several GPUs faster": (
-        {1: 0.1, 2: 0.12},
-        {1: 0.1, 2: 0.11},
-        {1: "ok, throughput(1)", 2: "improved, faster, throughput(n)"},
-        0,
-    ),
-    "only the reference slower": (
-        {1: 0.1, 2: 0.11},
-        {1: 0.11, 2: 0.11},
-        {1: "regressed, single-GPU slowdown, throughput(1)", 2: "ok, throughput(n)"},
-        1,
-    ),
+    "a lost speedup of unclear origin": (USUAL, (0.0985, 0.1117), GOOD, "inconclusive, E(n)", 3),
+    "several GPUs faster": ((0.1, 0.12), USUAL, GOOD, "improved, faster, throughput(n)", 0),
+    "only the reference slower": (USUAL, (0.11, 0.11), f"{SLOWER}(1)", "ok, throughput(n)", 1),
     "slower without a reference in the baseline": (
-        {2: 0.11},
-        {1: 0.1, 2: 0.13},
-        {1: "missing", 2: "regressed, slower training, throughput(n)"},
+        (None, 0.11),
+        (0.1, 0.13),
+        "missing",
+        "regressed, slower training, throughput(n)",
         1,
     ),
 }
 
 
-@pytest.mark.parametrize(("then", "now", "rows", "exit_code"), EXAMPLES.values(), ids=EXAMPLES)
+@pytest.mark.parametrize(("then", "now", "on_1", "on_2", "code"), EXAMPLES.values(), ids=EXAMPLES)
 def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(
-    then: Times, now: Times, rows: Mapping[int, str], exit_code: int
+    then: Times, now: Times, on_1: str, on_2: str, code: int
 ) -> None:
-    before = baseline({n: [t * f for f in THEN] for n, t in then.items()})
-    comparison = compare(before, [measured({n: [t * f for f in NOW] for n, t in now.items()})])
-    found = {
-        row.key.gpus: ", ".join(
-            str(word) for word in (row.verdict, row.finding, row.changed_quantity) if word
-        )
+    before, after = (
+        {n: [time_s * f for f in factors] for n, time_s in enumerate(times, start=1) if time_s}
+        for times, factors in ((then, THEN), (now, NOW))
+    )
+    comparison = compare(baseline(before), [measured(after)])
+    found = [
+        ", ".join(str(word) for word in (row.verdict, row.finding, row.changed_quantity) if word)
         for row in comparison.entries
-    }
-    assert (found, comparison.exit_code.value) == (rows, exit_code)
+    ]
+    assert (found, comparison.exit_code.value) == ([on_1, on_2], code)
 
 
 def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:

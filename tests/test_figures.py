@@ -20,7 +20,7 @@ from builders import (
     run,
 )
 from changing import replace
-from command_line import gpuscale, refusal
+from command_line import ARC4, gpuscale, refusal
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
@@ -40,8 +40,6 @@ from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.reports.phrases import percent_text
 from gpuscale.store.results import read_results
-
-PACKAGE = Path(__file__).parent.parent
 
 
 def measured(
@@ -473,7 +471,6 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     command = tmp_path / "command.jsonl"
     by_command = run(2, 0.1, configuration=replace(CNN, strategy="command"))
     command.write_text(results_text(results(by_command)))
-    baseline = PACKAGE / "baselines" / "arc4.json"
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
@@ -481,7 +478,7 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
         ((command, "--figure", "budget", "-o", tmp_path / "x.svg"), "phases of a command's steps"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as the baseline"),
         ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
-        ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
+        ((ARC4, "--baseline", ARC4, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
         assert said in refusal("plot", *arguments)
     assert {*tmp_path.iterdir()} == {file, faulty, command}

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from builders import baseline, measured, results_text
 from changing import replace
-from command_line import python
+from command_line import gpuscale, python
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
 from gpuscale.base.host import cpu_model
-from gpuscale.cli import main
 from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.telemetry.sampler import read_samples
@@ -121,12 +120,10 @@ def test_a_driver_that_hangs_or_dies_costs_its_patience_alone(driver: str, tmp_p
     assert answer.stdout == "None False\n"
 
 
-def on_second_node(load: HostLoad | None) -> NodeEvidence:
-    return NodeEvidence(host="n2", load=load)
-
-
 def under(load: HostLoad | None, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    return tuple(replace(each, nodes=(IDLE, on_second_node(load))) for each in runs)
+    """The runs with this load on their second node."""
+    second = NodeEvidence(host="n2", load=load)
+    return tuple(replace(each, nodes=(IDLE, second)) for each in runs)
 
 
 def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[Results]]:
@@ -153,37 +150,33 @@ def test_a_comparison_names_a_busy_host(
     assert {code for code in named if code.startswith("busy_host")} == codes
 
 
-def test_all_that_shows_runs_names_a_busy_host(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_that_shows_runs_names_a_busy_host(tmp_path: Path) -> None:
     busy = "measured on a busy host in 3 of 6 runs (2.0 of 4 cores used by others)"
-    quiet = beside(None, QUIET)[1][0]
+    quiet, picture = beside(None, QUIET)[1][0], tmp_path / "shown.svg"
     runs = (*under(BUSY, quiet.runs[:3]), *quiet.runs[3:])
     for made, is_named in ((runs, True), (quiet.runs, False)):
-        (tmp_path / f"{is_named}.jsonl").write_text(results_text(replace(quiet, runs=made)))
-        for command in (["show"], ["show", "--phases"], ["history"], ["report"], ["plot"]):
-            output = tmp_path / "shown.svg"
-            files = [] if command[0] in ("show", "history") else ["-o", str(output)]
-            assert main([*command, str(tmp_path / f"{is_named}.jsonl"), *files]) == 0
-            said = capsys.readouterr().out + (output.read_text() if files else "")
+        night, recorded = (tmp_path / f"{is_named}.{kind}" for kind in ("jsonl", "json"))
+        night.write_text(results_text(replace(quiet, runs=made)))
+        record = ("baseline", "record", night, "-o", recorded, "--cluster", "ours", "--weak")
+        assert gpuscale(*record).returncode == 0
+        for command in (
+            *(("show", night), ("show", night, "--phases"), ("history", night)),
+            *(("report", night, "-o", picture), ("plot", night, "-o", picture)),
+            ("baseline", "show", recorded),
+        ):
+            answer = gpuscale(*command)
+            assert answer.returncode == 0
+            said = picture.read_text() if picture in command else answer.stdout
             assert (busy in said) is is_named, command
-        night, recorded = (str(tmp_path / f"{is_named}.{kind}") for kind in ("jsonl", "json"))
-        main(["baseline", "record", night, "-o", recorded, "--cluster", "ours", "--weak"])
-        capsys.readouterr()
-        assert main(["baseline", "show", recorded]) == 0
-        assert (busy in capsys.readouterr().out) is is_named
 
 
-def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(tmp_path: Path) -> None:
     (found,) = beside(None, QUIET)[1]
-    gpus = sorted({run.gpus for run in found.runs})
-    runs = [run for each in found.runs for run in under(BUSY if each.gpus > 1 else QUIET, (each,))]
+    runs = [under(BUSY if run.gpus > 1 else QUIET, (run,))[0] for run in found.runs]
     (tmp_path / "night.jsonl").write_text(results_text(replace(found, runs=tuple(runs))))
-    for chosen in gpus:
-        assert main(["history", str(tmp_path / "night.jsonl"), "--gpus", str(chosen)]) == 0
-        assert ("busy host" in capsys.readouterr().out) is (chosen > 1)
+    for gpus in (1, 2):
+        said = gpuscale("history", tmp_path / "night.jsonl", "--gpus", gpus).stdout
+        assert ("busy host" in said) is (gpus > 1)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +214,7 @@ def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() 
     more, others = replace(BUSY, other_cores=2.5), replace(QUIET, gpu_processes=2)
     after = measured(SLOWER)
     loads = [QUIET, more, BUSY, None, others, QUIET]
-    runs = [
-        replace(run, nodes=(IDLE, on_second_node(load)))
-        for run, load in zip(after.runs, loads, strict=True)
-    ]
+    runs = [under(load, (run,))[0] for run, load in zip(after.runs, loads, strict=True)]
     comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
     facts = facts_of(comparison.notes, "busy_host")
     assert (facts["busy"], facts["made"], facts["on"], facts["load"]) == (3, 6, "n2", more)

@@ -200,24 +200,35 @@ def _run(
     noise: random.Random,
 ) -> Run:
     fault = night.fault if night.fault.gpus is None or gpus in night.fault.gpus else WELL
-    deviation = night.deviations.get(gpus, night.deviation)
-    common = (1 + noise.gauss(0, deviation)) / night.faster
+    common = (1 + noise.gauss(0, night.deviations.get(gpus, night.deviation))) / night.faster
     processes = 1 if configuration.strategy == "dp" else gpus
-    own = [
-        own_phases(fault if fault.hits(rank, _device_of(night, rank, index)) else WELL).scaled(
-            common
-        )
-        for rank in range(processes)
-    ]
+    faults = (fault if fault.hits(n, _device_of(night, n, index)) else WELL for n in range(gpus))
+    own = [own_phases(each).scaled(common) for each in [*faults][:processes]]
     exposed_s = (EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0
     slowest = max(own, key=lambda phases: phases.total_s)
     step_s = slowest.total_s + exposed_s
     failure = night.failures.get((gpus, index))
     is_timed = failure is None or failure.kind == "unsteady"
-    ranks = tuple(
-        _rank(night, configuration, phases, rank, index, step_s, gpus // processes)
+    ranks = [
+        _rank(night, phases, rank, index, step_s, gpus // processes)
         for rank, phases in enumerate(own)
-    )
+    ]
+
+    def windows(time_s: float) -> tuple[Window, ...]:
+        made = []
+        waiting = replace(slowest, backward_s=slowest.backward_s + (time_s - slowest.total_s))
+        for number in range(WINDOWS):
+            factor = STEPS * (1 + noise.gauss(0, 0.0005))
+            made.append(
+                Window(
+                    time_s=time_s * factor,
+                    started_at_s=started_at_s + 5 + 4 * number,
+                    busy_s=(time_s * factor,) * processes,
+                    phases=waiting.scaled(factor) if night.phases else None,
+                )
+            )
+        return tuple(made)
+
     made = Run(
         configuration=configuration,
         gpus=gpus,
@@ -227,10 +238,8 @@ def _run(
         sample_shape=(1, 28, 28),
         samples_per_epoch=51_000,
         steps_per_window=STEPS,
-        windows=_windows(night, slowest, step_s, processes, started_at_s, noise)
-        if is_timed
-        else (),
-        ranks=ranks if is_timed else (),
+        windows=windows(step_s) if is_timed else (),
+        ranks=tuple(ranks) if is_timed else (),
         warmup_steps=10,
         warmup_s=2.0,
         startup_s=3.0,
@@ -239,14 +248,11 @@ def _run(
             device_summary(uuid, fault if fault.hits(rank.rank, device) else WELL)
             for rank in ranks
             for uuid, device in zip(rank.device_uuids, rank.devices, strict=True)
-        )
-        if night.telemetry and is_timed
-        else (),
+            if night.telemetry and is_timed
+        ),
         telemetry_absent=None if night.telemetry else "no GPU: measured on CPU",
         failure=failure,
-        unsynced_windows=_windows(night, slowest, slowest.total_s, processes, started_at_s, noise)
-        if night.phases and is_timed
-        else (),
+        unsynced_windows=windows(slowest.total_s) if night.phases and is_timed else (),
     )
     return made if failure is not None else with_measured(made)
 
@@ -264,42 +270,11 @@ def own_phases(fault: Fault) -> Phases:
     )
 
 
-def _windows(
-    night: Night,
-    slowest: Phases,
-    step_s: float,
-    processes: int,
-    started_at_s: float,
-    noise: random.Random,
-) -> tuple[Window, ...]:
-    windows = []
-    for number in range(WINDOWS):
-        factor = STEPS * (1 + noise.gauss(0, 0.0005))
-        waited_s = step_s - slowest.total_s
-        phases = replace(slowest, backward_s=slowest.backward_s + waited_s).scaled(factor)
-        windows.append(
-            Window(
-                time_s=step_s * factor,
-                started_at_s=started_at_s + 5 + 4 * number,
-                busy_s=(step_s * factor,) * processes,
-                phases=phases if night.phases else None,
-            )
-        )
-    return tuple(windows)
-
-
 def _rank(
-    night: Night,
-    configuration: Configuration,
-    own: Phases,
-    rank: int,
-    index: int,
-    step_s: float,
-    devices: int,
+    night: Night, own: Phases, rank: int, index: int, step_s: float, devices: int
 ) -> RankReport:
-    hosts = _hosts(night)
-    on_cpu = configuration.device == "cpu"
-    host, local = hosts[rank // night.gpus_per_node], rank % night.gpus_per_node
+    on_cpu = night.configurations[0].device == "cpu"
+    host, local = _hosts(night)[rank // night.gpus_per_node], rank % night.gpus_per_node
     used = tuple(_device_of(night, rank + i, index) for i in range(devices))
     # Who is not the slowest waits for it in its backward pass.
     waiting = replace(own, backward_s=own.backward_s + step_s - own.total_s)
