@@ -86,7 +86,6 @@ class Night:
         return directory
 
     def judged(self) -> set[tuple[str, int]]:
-        """The case and number of GPUs of each row that was judged."""
         document = json.loads((self.directory / "comparison.json").read_text())
         return {(entry["case"], entry["gpus"]) for entry in document["entries"]}
 
@@ -95,7 +94,6 @@ class Night:
         return path.read_text().splitlines() if path.exists() else []
 
     def environment(self) -> dict[str, str]:
-        """The environment that pytest ran in."""
         lines = self.calls("environment")
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

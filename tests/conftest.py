@@ -24,11 +24,9 @@ with suppress(ModuleNotFoundError):
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the NVML library of the tests."""
     return compile_driver(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")
 def amd_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layouts]:
-    """The folder of the AMD SMI library of the tests, and what its functions answer."""
     return build(tmp_path_factory.mktemp("rocm"))

@@ -190,7 +190,6 @@ def cluster_of(
 
 
 def outside_environment() -> dict[str, str]:
-    """Return this process's environment without the variables of jobs and of gpuscale."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_A_JOB)}
     return {**kept, "PATH": SEARCH_PATH}
 
@@ -264,7 +263,6 @@ def start_hosts(
 def ended(
     answer: "subprocess.CompletedProcess[str]", exit_code: int = 0
 ) -> "subprocess.CompletedProcess[str]":
-    """Return a command's answer; fail the test if it ended with another exit code."""
     assert answer.returncode == exit_code, answer.stdout
     return answer
 

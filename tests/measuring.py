@@ -96,7 +96,6 @@ def run_gpuscale(folder: Path, *arguments: str, **variables: str) -> Session:
 
 
 def _run(folder: Path, *words: str, **variables: str) -> Session:
-    """Run `python -m WORDS` in a process that has imported torch."""
     exit_code, output = warm_session(folder, words, environment_of_sessions() | variables)
     return Session(exit_code=exit_code, output=output, folder=folder)
 

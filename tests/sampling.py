@@ -49,7 +49,6 @@ class Sampler:
 
 
 def sampled(output: Path, addresses: Mapping[str, str | None], ticks: int) -> TelemetryReport:
-    """Sample devices for some ticks, and summarise all of them."""
     began = time.time()
     sampler = Sampler(addresses, output, 0.01)
     try:

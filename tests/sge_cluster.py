@@ -97,7 +97,6 @@ def sge_cluster(names: Sequence[str] = (NODE,)) -> Iterator[Cluster]:
 
 
 def _write_spool(cluster: Cluster) -> None:
-    """Write the files that Grid Engine's master reads when it starts."""
     directory = cluster.directory
     root, spool = directory / "root", directory / "spool"
     common = root / "default" / "common"

@@ -100,6 +100,5 @@ def make_site(
 
 
 def record_of(night: Path) -> dict[str, str]:
-    """Return the lines of a night's record, keyed by their names."""
     lines = (night / "night.txt").read_text().splitlines()
     return {name: value for name, _, value in (line.partition(": ") for line in lines)}

@@ -21,6 +21,5 @@ def facts_of(notes: Iterable[Statement], code: str) -> Facts:
 
 
 def known(value: _T | None) -> _T:
-    """The value, which the test expects to be there."""
     assert value is not None
     return value

@@ -77,9 +77,9 @@ def given(*arguments: str, columns: int | None = None) -> str:
     return f"$ gpuscale {command}{on}\n{out.getvalue()}{errors}exit code {int(code)}\n"
 
 
-def check(name: str, text: str) -> None:
-    """Compare a text with the golden file of this name, or renew the file."""
-    path = EXPECTED / name
+def check(name: str, *texts: str) -> None:
+    """Compare texts with the golden file of this name, or renew the file."""
+    path, text = EXPECTED / name, "\n".join(texts)
     text = re.sub(r"\(\d+ days ago\)", "($DAYS days ago)", text.replace(__version__, "$VERSION"))
     if os.environ.get(RENEW):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,7 +318,7 @@ def test_a_comparison_on_a_terminal_keeps_to_its_columns(folder: Path) -> None:
     write_baseline(folder / "nightly.json", baseline_of(THEN))
     write_night(folder / "now.jsonl", with_fault(communication_s=0.020, pcie_width=8)[0])
     shown = [given("compare", "nightly.json", "now.jsonl", columns=n) for n in (60, 80, 140)]
-    check("compare_on_terminals.txt", "\n".join(shown))
+    check("compare_on_terminals.txt", *shown)
 
 
 def test_a_page_reads_as_before(folder: Path) -> None:
@@ -357,12 +357,8 @@ def test_results_are_shown_as_before(name: str, folder: Path) -> None:
     write_night(folder / "night.jsonl", NIGHTS[name])
     widths = (None, 80) if name in ("failures", "two_nodes") else (None,)
     phases = [()] if name in ("empty", "injected", "single_runs") else [(), ("--phases",)]
-    shown = [
-        given("show", "night.jsonl", *each, columns=columns)
-        for each in phases
-        for columns in widths
-    ]
-    check(f"show/{name}.txt", "\n".join(shown))
+    shown = (given("show", "night.jsonl", *each, columns=n) for each in phases for n in widths)
+    check(f"show/{name}.txt", *shown)
 
 
 @pytest.mark.parametrize("name", ["two_nodes", "failures", "injected"])
@@ -415,7 +411,7 @@ BASELINES: Mapping[str, Callable[[], Baseline]] = {
 def test_a_baseline_is_shown_as_before(name: str, folder: Path) -> None:
     write_baseline(folder / "nightly.json", BASELINES[name]())
     shown = [given("show", "nightly.json"), given("baseline", "show", "nightly.json", columns=80)]
-    check(f"baseline/{name}.txt", "\n".join(shown))
+    check(f"baseline/{name}.txt", *shown)
 
 
 @pytest.mark.parametrize("name", ["arc4", "cte-power", "juwels-booster"])
@@ -423,7 +419,7 @@ def test_a_published_baseline_is_shown_as_before(name: str, folder: Path) -> Non
     shutil.copy(ROOT / "baselines" / f"{name}.json", folder)
     formats = ("text", "csv", "latex")
     shown = [given("show", f"{name}.json", "--format", each) for each in formats]
-    check(f"baseline/{name}.txt", "\n".join(shown))
+    check(f"baseline/{name}.txt", *shown)
 
 
 def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
@@ -434,7 +430,8 @@ def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
     write_night(folder / "cpu.jsonl", replace(NOW, configurations=(ON_CPU,), telemetry=False))
     update = ("baseline", "update", "a.json")
     why = ("--reason", "new driver")
-    shown = [
+    check(
+        "baseline_update.txt",
         given(*update, "faster.jsonl"),
         given(*update, "same.jsonl"),
         given(*update, "short.jsonl"),
@@ -445,8 +442,7 @@ def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
         given(*update, "faster.jsonl", "--accept", "mnist_cnn/ddp@4", *why),
         given(*update, "faster.jsonl", "--accept", "all", *why),
         given(*update, "faster.jsonl"),
-    ]
-    check("baseline_update.txt", "\n".join(shown))
+    )
 
 
 def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
@@ -455,7 +451,8 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
     write_night(folder / "noisy.jsonl", replace(THEN, deviations={2: 0.15, 4: 0.3}))
     write_night(folder / "injected.jsonl", replace(THEN, injections=("data=20ms",)))
     record = ("baseline", "record", "--cluster", "ARC4")
-    shown = [
+    check(
+        "baseline_record.txt",
         given(*record, "night.jsonl", "-o", "a.json"),
         given(*record, "night.jsonl", "-o", "a.json"),
         given(*record, "night.jsonl", "-o", "b.json", "--gpus", "1,4", "--case", "mnist_cnn"),
@@ -466,8 +463,7 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
         given(*record, "injected.jsonl", "-o", "f.json"),
         given("baseline", "show", "a.json"),
         given("baseline", "show", "d.json"),
-    ]
-    check("baseline_record.txt", "\n".join(shown))
+    )
 
 
 def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
@@ -476,15 +472,15 @@ def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
     Path("table.md").write_text("| n | images/s |\n|---|---|\n| 1 | 360 |\n| 8 | 2650.5 |\n")
     start = ("baseline", "import", "--cluster", "ARC4", "--source", "a talk", "--gpu-name", "V100")
     row = ("--case", "mnist_cnn", "--strategy", "ddp", "--batch-per-gpu", "128")
-    shown = [
+    check(
+        "baseline_import.txt",
         given(*start, *row, "table.csv", "-o", "a.json", "--timed", "job"),
         given(*start, *row, "good.csv", "-o", "a.json"),
         given(*start, *row, "good.csv", "-o", "a.json", "--timed", "job"),
         given("show", "a.json"),
         given(*start, *row, "--gpus-per-node", "4", "table.md", "-o", "b.json"),
         given("show", "b.json"),
-    ]
-    check("baseline_import.txt", "\n".join(shown))
+    )
 
 
 ON_NODES = ("--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
@@ -503,7 +499,7 @@ SETTINGS = (
 )
 def test_a_job_script_is_as_before(profile: str, options: Sequence[str], folder: Path) -> None:
     shown = [given("submit", profile, "--print", *more) for more in ((), options)]
-    check(f"submit/{profile}.txt", "\n".join(shown))
+    check(f"submit/{profile}.txt", *shown)
 
 
 OWN_CLUSTER = """\
@@ -556,7 +552,8 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
     write_night(folder / "other.jsonl", replace(NOW, configurations=(ON_CPU,), telemetry=False))
     nights = [f"night-{day:02d}" for day in range(24)]
     (folder / "empty").mkdir()
-    shown = [
+    check(
+        "history.txt",
         given("history", *nights),
         given("history", *nights, columns=80),
         given("history", *nights[:3], "--gpus", "1", "--case", "resnet50"),
@@ -566,8 +563,7 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
         given("history", "empty"),
         given("history", "nowhere"),
         given("history", *nights, "--case", "gpt"),
-    ]
-    check("history.txt", "\n".join(shown))
+    )
 
 
 def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder: Path) -> None:
@@ -582,12 +578,12 @@ def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder
             fault=Fault(computing=1.12, device=2, clock=0.88) if sick else WELL,
         )
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
-    shown = [
+    check(
+        "history_of_faults.txt",
         given("history", "."),
         # The first night with the new driver, with the sick GPU, without it, and of the drift.
         *(
             given("compare", "--history", ".", f"night-{day:02d}/results.jsonl")
             for day in (6, 12, 15, 29)
         ),
-    ]
-    check("history_of_faults.txt", "\n".join(shown))
+    )

@@ -90,7 +90,6 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def night_in(checkout: Path, **settings: str) -> Night:
-    """A night of that checkout, with what a scheduler would set."""
     environment = job_environment(checkout, {"MEASURED": str(checkout / "measured"), **settings})
     environment["PATH"] = f"{checkout}/stand-ins:{environment['PATH']}"
     words = f"ci/nightly.sh here {JOB} measure x compare baselines/arc4.json"

@@ -29,7 +29,6 @@ SLOW = "nid0417"
 def judged(
     nodes: Sequence[str], values: Sequence[float]
 ) -> tuple[tuple[NodeEffect, ...], tuple[LevelChange, ...]]:
-    """Return the effect of each node, and the changes of level after correction for slow nodes."""
     nights = [
         replace(ANY_NIGHT, log_costs={POINT: value}, nodes={POINT: frozenset({node})})
         for node, value in zip(nodes, values, strict=True)

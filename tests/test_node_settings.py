@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 from builders import baseline, environment, measured
+from builders.network_tree import write
 from changing import replace
 from statements import facts_of
 from test_host_load import SLOWER, THEN
@@ -21,17 +22,17 @@ from gpuscale.reports.cause_words import evidence, whole_line
 
 CPUS = "sys/devices/system/cpu"
 TREE = {
-    f"{CPUS}/cpufreq/policy0/scaling_governor": "performance\n",
-    f"{CPUS}/cpufreq/policy1/scaling_governor": "performance\n",
-    f"{CPUS}/cpufreq/boost": "1\n",
-    f"{CPUS}/smt/control": "forceoff\n",
-    "proc/cpuinfo": "processor\t: 0\nvendor_id\t: X\nmicrocode\t: 0xd000389\nflags\t: a\n",
+    f"{CPUS}/cpufreq/policy0/scaling_governor": "performance",
+    f"{CPUS}/cpufreq/policy1/scaling_governor": "performance",
+    f"{CPUS}/cpufreq/boost": "1",
+    f"{CPUS}/smt/control": "forceoff",
+    "proc/cpuinfo": "processor\t: 0\nvendor_id\t: X\nmicrocode\t: 0xd000389\nflags\t: a",
     "proc/cmdline": "BOOT_IMAGE=/v root=/dev/sda1 token=s3cret iommu=pt amd_iommu=on pci=nommconf "
-    "hugepagesz=1G nohz-full=2-63 quiet -- isolcpus=7\n",
-    "proc/sys/kernel/numa_balancing": "1\n",
-    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-    "sys/kernel/iommu_groups/0/type": "identity\n",
-    "sys/kernel/iommu_groups/1/type": "DMA-FQ\n",
+    "hugepagesz=1G nohz-full=2-63 quiet -- isolcpus=7",
+    "proc/sys/kernel/numa_balancing": "1",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    "sys/kernel/iommu_groups/0/type": "identity",
+    "sys/kernel/iommu_groups/1/type": "DMA-FQ",
 }
 IN_TREE = {
     "governor": "performance",
@@ -52,33 +53,28 @@ def outside_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 def test_each_setting_is_read_and_no_option_that_may_be_a_secret(tmp_path: Path) -> None:
-    assert read_settings(tree(tmp_path, TREE)) == (IN_TREE, {})
+    write(tmp_path, *TREE.items())
+    assert read_settings(tmp_path) == (IN_TREE, {})
 
 
 def test_cpus_that_differ_are_counted(tmp_path: Path) -> None:
-    another = {f"{CPUS}/cpufreq/policy2/scaling_governor": "powersave\n"}
-    found, _ = read_settings(tree(tmp_path, TREE | another))
+    write(tmp_path, *TREE.items(), (f"{CPUS}/cpufreq/policy2/scaling_governor", "powersave"))
+    found, _ = read_settings(tmp_path)
     assert found["governor"] == "performance on 2, powersave on 1"
 
 
 def test_a_machine_that_lacks_a_setting_has_nothing_to_tell(tmp_path: Path) -> None:
     (tmp_path / "sys/kernel/iommu_groups").mkdir(parents=True)
     # Another processor's: without a line for microcode.
-    tree(tmp_path, {"proc/cmdline": "ro quiet", "proc/cpuinfo": "cpu\t: POWER9\n"})
+    write(tmp_path, ("proc/cmdline", "ro quiet"), ("proc/cpuinfo", "cpu\t: POWER9"))
     settings = {"IOMMU": "off", "kernel_options": "none", "container_image": "none"}
     assert read_settings(tmp_path) == (settings, {})
 
 
 def test_what_is_damaged_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    root = tree(tmp_path, TREE)
+    root = tmp_path
+    write(root, *TREE.items())
     (root / "proc/cpuinfo").write_bytes(b"\xff\x00\xfe")
     (root / "proc/sys/kernel/numa_balancing").write_text("")
     (root / "sys/kernel/mm/transparent_hugepage/enabled").write_text("\x1b[31mwhat")
@@ -109,9 +105,9 @@ def test_an_image_of_apptainer_is_named_with_its_own_id(
     monkeypatch.setenv(variable, "/images/torch.sif")
     image = {"container_image": "/images/torch.sif"}
     assert read_settings(tmp_path)[0].items() >= image.items()
-    root = tree(tmp_path, {"images/torch.sif": ""})
-    (root / "images/torch.sif").write_bytes(SIF + UUID(IMAGE_ID).bytes + bytes(32))
-    found, _ = read_settings(root)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/torch.sif").write_bytes(SIF + UUID(IMAGE_ID).bytes + bytes(32))
+    found, _ = read_settings(tmp_path)
     assert found.items() >= {**image, "container_build": IMAGE_ID}.items()
 
 
@@ -125,8 +121,8 @@ def test_an_image_of_apptainer_is_named_with_its_own_id(
     ],
 )
 def test_enroots_container_is_named_without_its_job(folder: str, name: str, tmp_path: Path) -> None:
-    root = tree(tmp_path, {".lock": "", "proc/self/mountinfo": ENROOT.format(folder)})
-    found, _ = read_settings(root)
+    write(tmp_path, (".lock", ""), ("proc/self/mountinfo", ENROOT.format(folder)))
+    found, _ = read_settings(tmp_path)
     assert found["container_image"] == name
 
 

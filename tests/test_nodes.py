@@ -32,7 +32,6 @@ TRIALS = 300
 
 
 def products(host: str, *compute_s: float) -> tuple[Probe, ...]:
-    """Return a probe of matrix products for each GPU of a host, which take these times."""
     return tuple(
         Probe(name=MATRIX, host=host, device=f"GPU {number}", rates=(1 / time_s,))
         for number, time_s in enumerate(compute_s)
@@ -59,7 +58,6 @@ def probes(
     slow_sender: int | None = None,
     slow_link: tuple[int, int] | None = None,
     slow_device: tuple[int, int] | None = None,
-    factor: float = 2.0,
 ) -> list[NodeProbe]:
     """Return the probes of a job's nodes, whose times vary by some percent.
 
@@ -67,7 +65,7 @@ def probes(
     """
 
     def time_s(*, slow: bool) -> float:
-        return 0.01 * chance.lognormvariate(0, SPREAD) * (factor if slow else 1.0)
+        return 0.01 * chance.lognormvariate(0, SPREAD) * (2.0 if slow else 1.0)
 
     def send_s(place: int, peer: int) -> float:
         is_slow = slow_sender == place or slow_link in ((place, peer), (peer, place))
@@ -165,7 +163,6 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
 def linked(
     nodes: int, time_s: Callable[[int, int], float | None], domain: str = ""
 ) -> list[NodeProbe]:
-    """Return the probes of nodes whose messages take these times."""
     return [
         NodeProbe(host=f"n{place}{domain}", probes=(*sends_of(place, nodes, time_s, domain),))
         for place in range(nodes)

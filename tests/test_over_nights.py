@@ -70,7 +70,6 @@ def made_nights(
 def write_nights(
     folder: Path, count: int, truth: Callable[[int], float], **options: Any
 ) -> list[Path]:
-    """Write the results of each night to a folder of its own."""
     paths = [folder / f"night-{night:03d}" / "results.jsonl" for night in range(count)]
     for path, night in zip(paths, made_nights(count, truth, **options), strict=True):
         path.parent.mkdir(parents=True)
@@ -107,7 +106,6 @@ def test_one_run_a_night_serves_from_the_third_earlier_night_on(tmp_path: Path) 
 
 
 def one_run_a_night(step_times_s: Sequence[float], *, gpus: int = 1) -> list[Results]:
-    """One run a night on this number of GPUs, with these step times."""
     runs = (run(gpus, time_s) for time_s in step_times_s)
     return [night_of(night, each, hours=24 * night) for night, each in enumerate(runs)]
 

@@ -31,7 +31,6 @@ ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 
 
 def run_of(ratios: list[float], *, step_s: float = 0.05) -> OverheadRun:
-    """Return a run of windows of 4 steps whose pairs have these ratios."""
     bare_s = 4 * step_s
     pairs = tuple(Pair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
     # The slowest rank counts.

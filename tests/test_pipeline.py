@@ -83,16 +83,12 @@ class Slow(torch.autograd.Function):
 
 
 class SlowBlock(nn.Linear):
-    """A block whose time grows with the number of samples."""
-
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = Slow.apply(super().forward(values))
         return output
 
 
 class SlowBlocks(Blocks):
-    """Two blocks that take the same time."""
-
     sample_shape: ClassVar[tuple[int, ...]] = (10,)
 
     def model(self) -> nn.Module:
@@ -239,8 +235,6 @@ class Whole(Blocks):
 
 
 class Half(Whole):
-    """Blocks that are not the whole model."""
-
     sample_shape: ClassVar[tuple[int, ...]] = (3,)
 
     def model(self) -> nn.Module:

@@ -26,7 +26,6 @@ IMAGES = r"Images/sec: (?P<images_per_s>[\d.]+)"
 def run_command(
     folder: Path, command: str, *options: str, figure: str = IMAGES, results: str = "r.jsonl"
 ) -> tuple[int, str]:
-    """Run shell code by `gpuscale run`; return the exit code and the output."""
     target = () if "--resume" in options else ("--results", results)
     asked = ("--device", "cpu", "--oversubscribe", "--name", "site", "--figure", figure)
     done = run_gpuscale(folder, "run", *asked, *target, *options, "--", "sh", "-c", command)

@@ -46,7 +46,6 @@ LEFT_BY_RANKS = {"request.json", "progress", "outcomes.json", NODE_EVIDENCE}
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for temporary files on the node of the keeper."""
     return tmp_path_factory.mktemp("scratch")
 
 
@@ -61,7 +60,6 @@ def keepers(scratch: Path) -> Iterator[Keepers]:
 
 
 def prepared(folder: Path, *parts: str, ranks: int) -> RunDirectory:
-    """Return the folder of a run with the request for this number of ranks on this node."""
     directory = run_directory(folder, write_case(folder, *parts))
     directory.hosts.unlink()
     directory.request.write(replace(directory.request.read(), gpus=ranks))

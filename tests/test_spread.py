@@ -84,7 +84,6 @@ def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> Non
 
 
 def nights(*values: float) -> Runs:
-    """One run in each allocation, with these values."""
     return {f"night{i}": (value,) for i, value in enumerate(values)}
 
 

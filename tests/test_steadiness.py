@@ -26,7 +26,6 @@ def with_outliers(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def correlated(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Autoregressive noise of first order with coefficient 0.5."""
     before = 20
     shocks = gaussian(rng, count + before) * math.sqrt(0.75)
     values = np.empty(count + before)

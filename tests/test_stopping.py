@@ -12,7 +12,7 @@ from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.run_maker import broken_by, stopping_rule
 from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
-from gpuscale.records import EntryKey, Failure, Run, Verdict
+from gpuscale.records import Failure, Run, Verdict
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter
 from gpuscale.workload.command_case import NO_BATCH
@@ -117,10 +117,6 @@ def failed(
     return replace(made, failure=failure, wall_s=1.0)
 
 
-def row(gpus: int) -> EntryKey:
-    return run(gpus, 0.1).key
-
-
 @pytest.mark.parametrize(
     ("runs", "broken"),
     [
@@ -161,4 +157,4 @@ def row(gpus: int) -> EntryKey:
     ],
 )
 def test_a_faulty_case_gets_no_further_runs(runs: Sequence[Run], broken: tuple[int, ...]) -> None:
-    assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken
+    assert tuple(gpus for gpus in (1, 2, 4) if broken_by(run(gpus, 0.1).key, runs)) == broken

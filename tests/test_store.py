@@ -241,7 +241,7 @@ def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: 
     path = default_results_path(tmp_path / RESULTS_FOLDER, NOW)
     path.parent.mkdir(parents=True)
     path.write_text("hours of measuring")
-    makefile = Path(__file__).parent.parent / "Makefile"
+    makefile = ROOT / "Makefile"
 
     def make(*words: str) -> "subprocess.CompletedProcess[str]":
         command = ["make", "-f", str(makefile), *words]

@@ -47,7 +47,6 @@ def request_for(strategy: str, *, gpus: int = 1, **fields: object) -> RunRequest
 
 
 def take_place(rank: int, port: int, count: int) -> None:
-    """Set the environment variables and the number of threads of one of `count` ranks."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
@@ -62,7 +61,6 @@ def join(
 
 
 def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -> None:
-    """Hand over what a rank found, and end."""
     queue.put((strategy.rank, *what))
     queue.close()
     queue.join_thread()
@@ -73,7 +71,6 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 def answers_of_ranks(
     count: int, work: Callable[..., None], *shared: object
 ) -> list[tuple[Any, ...]]:
-    """Start this number of ranks, and return what each of them answers, in order of rank."""
     port = free_port()
     queue: Queue[tuple[Any, ...]] = FORKED.Queue()
     ranks = [

@@ -36,7 +36,6 @@ def look(time_s: float, **answers: object) -> str:
 
 
 def one(samples: Path, *ticks: str, intervals: Sequence[tuple[float, float]]) -> GpuSummary:
-    """Return the summary of a device from the readings of these ticks."""
     samples.write_text(header() + "".join(ticks))
     (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
     return gpu

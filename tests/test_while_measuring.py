@@ -33,12 +33,12 @@ from gpuscale.judge.stopping import (
 from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Statement, Verdict
 from gpuscale.reports.comparison import view_of
 
-NOW = QUIET_NOW
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
+BEFORE = quiet_then(n1=0.1, n2=0.11)
 
 
 def judge_session(
-    before: Baseline, now: Results, plan: SequentialPlan, **measured: Any
+    before: Baseline, now: Results, plan: SequentialPlan = PLAN, **measured: Any
 ) -> SessionVerdict:
     return DecidedVerdict(baseline=before, plan=plan, **measured).verdict_after(now)
 
@@ -61,7 +61,7 @@ def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_sha
 
 
 def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), quiet_now(2, n1=0.1, n2=0.2), PLAN)
+    step = judge_session(BEFORE, quiet_now(2, n1=0.1, n2=0.2))
     assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
     assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", runs=2)
@@ -78,8 +78,7 @@ def test_runs_that_were_judged_are_not_judged_again_before_another_has_ended() -
 
 
 def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
-    before = quiet_then(n1=0.1, n2=0.11)
-    suspected = judge_session(before, quiet_now(3, n1=0.1, n2=0.12), PLAN)
+    suspected = judge_session(BEFORE, quiet_now(3, n1=0.1, n2=0.12))
     row = _row(suspected, 2)
     assert (row.status, row.suspected_after) == (RowStatus.NEEDS_RUNS, 3)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
@@ -88,7 +87,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert {key for key, _ in suspected.needs_runs} == {_key(1), _key(2)}
     assert suspected.comparison.exit_code == 3
 
-    confirmed = judge_session(before, quiet_now(4, n1=0.1, n2=0.12), PLAN)
+    confirmed = judge_session(BEFORE, quiet_now(4, n1=0.1, n2=0.12))
     assert _row(confirmed, 2).status is RowStatus.CONFIRMED
     assert _row(confirmed, 2).entry.verdict is Verdict.REGRESSED
     assert confirmed.needs_runs == frozenset()
@@ -96,18 +95,18 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
 
 
 def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
-    uneven = measured({1: [0.1 * f for f in NOW[:3]], 2: [0.12 * f for f in NOW[:4]]})
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), uneven, PLAN)
+    uneven = measured({1: [0.1 * f for f in QUIET_NOW[:3]], 2: [0.12 * f for f in QUIET_NOW[:4]]})
+    step = judge_session(BEFORE, uneven)
     assert _row(step, 2).analysed_after == 3
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
     before = replace(quiet_then(n1=0.1), tolerances=EXACT)
-    times = [0.112, 0.1121, 0.1119, *(0.1 * f for f in NOW[:5])]
-    first = judge_session(before, measured({1: times[:3]}), PLAN)
+    times = [0.112, 0.1121, 0.1119, *(0.1 * f for f in QUIET_NOW[:5])]
+    first = judge_session(before, measured({1: times[:3]}))
     assert _row(first, 1).suspected_after == 3
     for runs in range(4, 9):
-        step = judge_session(before, measured({1: times[:runs]}), PLAN)
+        step = judge_session(before, measured({1: times[:runs]}))
         assert _row(step, 1).entry.verdict is not Verdict.REGRESSED
     assert (_row(step, 1).status, _row(step, 1).analysed_after) == (RowStatus.UNDECIDED, 8)
     assert (step.needs_runs, step.comparison.exit_code) == (frozenset(), 3)
@@ -116,21 +115,19 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
 @pytest.mark.parametrize(("fresh_s", "is_confirmed"), [(0.1015, False), (0.106, True)])
 def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed: bool) -> None:
     before = replace(quiet_then(n1=0.1), tolerances=EXACT)
-    now = measured({1: [*(0.106 * f for f in NOW[:3]), fresh_s]})
-    assert _row(
-        judge_session(before, now, SequentialPlan(fewest_runs=4, most_runs=4)), 1
-    ).status is (RowStatus.CONFIRMED)
-    row = _row(judge_session(before, now, PLAN), 1)
+    now = measured({1: [*(0.106 * f for f in QUIET_NOW[:3]), fresh_s]})
+    at_once = judge_session(before, now, SequentialPlan(fewest_runs=4, most_runs=4))
+    assert _row(at_once, 1).status is RowStatus.CONFIRMED
+    row = _row(judge_session(before, now), 1)
     assert (row.suspected_after, row.analysed_after) == (3, 4)
     assert row.status is (RowStatus.CONFIRMED if is_confirmed else RowStatus.NEEDS_RUNS)
     assert row.entry.verdict is (Verdict.REGRESSED if is_confirmed else Verdict.INCONCLUSIVE)
 
 
 def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
-    before = quiet_then(n1=0.1, n2=0.11)
     # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
-    times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in NOW[:5]]}
-    step = judge_session(before, measured(times), PLAN)
+    times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in QUIET_NOW[:5]]}
+    step = judge_session(BEFORE, measured(times))
     assert _row(step, 1).status is RowStatus.SETTLED
     assert _row(step, 1).analysed_after == 3
 
@@ -139,12 +136,12 @@ def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() ->
     before = quiet_then(n1=0.1, n2=0.11, n4=0.12)
     other = replace(CNN, precision="bf16")
     now = results(
-        *(run(1, 0.1 * f) for f in NOW[:3]),
-        *(run(2, 0.11 * f, configuration=other) for f in NOW[:3]),
+        *(run(1, 0.1 * f) for f in QUIET_NOW[:3]),
+        *(run(2, 0.11 * f, configuration=other) for f in QUIET_NOW[:3]),
         *(run(4, None) for _ in range(3)),
-        *(run(8, 0.13 * f) for f in NOW[:3]),
+        *(run(8, 0.13 * f) for f in QUIET_NOW[:3]),
     )
-    step = judge_session(before, now, PLAN)
+    step = judge_session(before, now)
     settled = {each.entry.key.gpus: each.status is RowStatus.SETTLED for each in step.entries}
     assert settled == {1: True, 2: True, 4: False, 8: True}
     assert _row(step, 4).status is RowStatus.NEEDS_RUNS
@@ -153,13 +150,13 @@ def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() ->
 
 
 def _quiet(gpus: int, runs: int, time_s: float) -> list[Run]:
-    return [run(gpus, time_s * f, index=i) for i, f in enumerate(NOW[:runs], 1)]
+    return [run(gpus, time_s * f, index=i) for i, f in enumerate(QUIET_NOW[:runs], 1)]
 
 
 def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     unsteady = replace(run(2, None), failure=Failure(kind="unsteady", message="windows alternate"))
     now = results(*_quiet(1, 3, 0.1), run(2, 0.11), unsteady, unsteady)
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(BEFORE, now)
     row = _row(step, 2)
     assert (row.status, row.analysed_after) == (RowStatus.NEEDS_RUNS, None)
     failures = {"unsteady": 2}
@@ -176,7 +173,7 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
             for made, times_s in ((6, ((1, 0.1), (2, 0.11))), (runs, ((1, 0.115), (2, 0.1265))))
         )
         before, now = baseline(then), measured(tonight)
-        session = judge_session(before, now, PLAN).comparison
+        session = judge_session(before, now).comparison
         ended, compared = (view_of(each, [now]) for each in (session, compare(before, [now])))
         assert ended.headline == compared.headline
         assert "every GPU lost" in ended.headline[0][1]
@@ -189,20 +186,20 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
 def test_runs_made_after_many_failures_are_looked_at() -> None:
     failed = [run(2, None, index=i) for i in range(1, 9)]
     now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(BEFORE, now)
     assert _row(step, 2).status is RowStatus.CONFIRMED
 
 
 def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
     now = results(*_quiet(1, 3, 0.1), *(run(1, None, index=i) for i in range(4, 9)))
-    row = _row(judge_session(quiet_then(n1=0.1), now, PLAN), 1)
+    row = _row(judge_session(quiet_then(n1=0.1), now), 1)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert codes_in(row.entry.reason)[:2] == ["too_few_since_look", "bounded_loss"]
 
 
 def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
     now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN, gpus=[2])
+    step = judge_session(BEFORE, now, gpus=[2])
     assert _row(step, 2).status is RowStatus.CONFIRMED
     assert _row(step, 2).entry.changed_quantity == "E(n)"
 
@@ -210,34 +207,30 @@ def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of
 def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
     lost = [run(1, None, index=i) for i in range(1, 6)]
     now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(quiet_then(n1=0.1, n2=0.11), now, PLAN)
+    step = judge_session(BEFORE, now)
     assert (_row(step, 2).status, _row(step, 2).analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
-    before = quiet_then(n1=0.1, n2=0.11)
-    other = [replace(each, configuration=replace(CNN, precision="bf16")) for each in before.runs]
-    both = replace(before, runs=(*before.runs, *other))
-    step = judge_session(both, quiet_now(3, n1=0.1, n2=0.11), PLAN, configurations=[CNN])
+    other = [replace(each, configuration=replace(CNN, precision="bf16")) for each in BEFORE.runs]
+    both = replace(BEFORE, runs=(*BEFORE.runs, *other))
+    step = judge_session(both, quiet_now(3, n1=0.1, n2=0.11), configurations=[CNN])
     assert {each.entry.verdict for each in step.entries} == {Verdict.OK}
     assert {(each.status, each.analysed_after) for each in step.entries} == {(RowStatus.SETTLED, 3)}
     assert (step.needs_runs, step.comparison.exit_code) == (frozenset(), 0)
 
 
 def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
-    step = judge_session(
-        quiet_then(n1=0.1), quiet_now(2, n1=0.1), PLAN, cases=["mnist_cnn/ddp", "x/dp"]
-    )
+    step = judge_session(quiet_then(n1=0.1), quiet_now(2, n1=0.1), cases=["mnist_cnn/ddp", "x/dp"])
     assert not any(note.code == "no_row_left" for note in step.comparison.notes)
     assert _row(step, 1).entry.further_runs is None
 
 
 def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> None:
     before = published(figure(1, time_s=100.0), figure(2, time_s=55.0))
-    slow = [0.1 * f for f in NOW], [0.16 * f for f in NOW]
+    slow = [0.1 * f for f in QUIET_NOW], [0.16 * f for f in QUIET_NOW]
     first, second = (
-        judge_session(before, measured({1: slow[0][:runs], 2: slow[1][:runs]}), PLAN)
-        for runs in (3, 4)
+        judge_session(before, measured({1: slow[0][:runs], 2: slow[1][:runs]})) for runs in (3, 4)
     )
     assert _row(first, 2).status is RowStatus.NEEDS_RUNS
     assert _row(first, 2).suspected_after == 3
@@ -245,7 +238,7 @@ def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> Non
     assert _row(second, 2).entry.verdict is Verdict.INCONSISTENT
     # 2 % below the figure, and so within the tolerance, by an interval that is not.
     unsure = measured({1: slow[0][:3], 2: [0.09, 0.11, 0.14]})
-    assert _row(judge_session(before, unsure, PLAN), 2).suspected_after is None
+    assert _row(judge_session(before, unsure), 2).suspected_after is None
 
 
 @pytest.mark.thorough
@@ -259,7 +252,7 @@ def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
         is_open = True
         while is_open:
             made.append(0.1 * math.exp(rng.normal(0, 0.03)))
-            step = judge_session(before, measured({1: made}), PLAN)
+            step = judge_session(before, measured({1: made}))
             is_open = bool(step.needs_runs)
         assert len(made) <= 8
         alarms += step.comparison.exit_code == 1

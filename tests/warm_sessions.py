@@ -39,7 +39,6 @@ _OUT_OF_THE_WAY = 500
 
 
 def environment_of_sessions() -> dict[str, str]:
-    """The variables of this process that sessions get."""
     # A worker of pytest-xdist tells pytest-benchmark by the first that another writes the files.
     # The last is set by torch, to its default, where a test imports what it compiles with.
     left_out = ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
@@ -84,7 +83,6 @@ class WarmProcess:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code; None if the process has not ended."""
         if self._code is None:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
             if stat.rpartition(")")[2].split()[0] != "Z":

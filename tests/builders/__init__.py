@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from changing import replace
 
@@ -183,9 +183,8 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
     )
 
 
-def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any) -> str:
-    """The output of `gpuscale show` for results or a baseline."""
-    shown = Shown(content=content, path=Path("night.jsonl"), columns=columns, **asked)
+def shown_text(content: Results | Baseline, **asked: Any) -> str:
+    shown = Shown(content=content, path=Path("night.jsonl"), columns=200, **asked)
     return SHOWN_FORMATS["text"].render(shown)
 
 
@@ -254,7 +253,6 @@ def quiet_now(runs: int = 3, **step_times_s: float) -> Results:
 
 
 def row_on(gpus: int, comparison: Comparison) -> EntryVerdict:
-    """The only row on this number of GPUs."""
     (row,) = [row for row in comparison.entries if row.key.gpus == gpus]
     return row
 
@@ -266,7 +264,6 @@ def figure(
     samples_per_s: float | None = None,
     nodes: int = 1,
     batch_per_gpu: int = BATCH,
-    timed: Literal["job", "training_loop", "epoch"] = "training_loop",
 ) -> PublishedFigure:
     return PublishedFigure(
         case="mnist_cnn",
@@ -276,7 +273,7 @@ def figure(
         runs=1,
         nodes=nodes,
         times_s=() if time_s is None else (time_s,),
-        timed=None if time_s is None else timed,
+        timed=None if time_s is None else "training_loop",
         samples_per_s=samples_per_s,
     )
 

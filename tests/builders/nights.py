@@ -263,7 +263,6 @@ def _device_of(night: Night, rank: int, index: int) -> int:
 
 
 def own_phases(fault: Fault) -> Phases:
-    """The phases of a rank without waiting for other ranks."""
     computing = HEALTHY.scaled(fault.computing)
     return replace(
         computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s + fault.h2d_s
@@ -294,7 +293,6 @@ def _rank(
 
 
 def device_summary(uuid: str, fault: Fault) -> GpuSummary:
-    """The telemetry of a device that has a fault."""
     return GpuSummary(
         uuid=uuid,
         name="Tesla V100-SXM2-32GB",

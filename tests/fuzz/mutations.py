@@ -33,7 +33,6 @@ VALUES: tuple[Any, ...] = (
 
 
 def change_bytes(rng: random.Random, content: bytes) -> bytes:
-    """Other bytes in a few places."""
     changed = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         if changed:
@@ -50,7 +49,6 @@ def insert_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def cut(rng: random.Random, content: bytes) -> bytes:
-    """A part of the file only, most often its beginning."""
     ends = sorted(rng.randint(0, len(content)) for _ in range(2))
     return content[: ends[1]] if rng.random() < 0.7 else content[ends[0] : ends[1]]
 
@@ -74,8 +72,6 @@ def change_lines(rng: random.Random, content: bytes) -> bytes:
 
 
 def change_value(rng: random.Random, content: bytes) -> bytes:
-    """One value replaced, also by what no gpuscale would write."""
-
     def change(holder: Any, key: str | int) -> None:
         holder[key] = rng.choice(VALUES)
 

@@ -33,8 +33,6 @@ READERS: dict[str, Callable[[str], Results | Baseline | SweepRecord]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """The answers of the readers to the mutations."""
-
     values: int = 0
     refusals: int = 0
     places: set[str] = field(default_factory=set)

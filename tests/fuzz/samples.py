@@ -33,7 +33,6 @@ _KILLED = Failure(kind="killed", message="rank 1 was killed", rank=1, host="node
 
 
 def samples() -> dict[str, str]:
-    """The text of one results file, of one baseline and of one sweep."""
     return {"results": results_text(_results()), "baseline": _baseline(), "sweep": _sweep()}
 
 
