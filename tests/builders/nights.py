@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from changing import replace
+from statements import known
 
 import builders
 from gpuscale import __version__
@@ -28,7 +29,6 @@ from gpuscale.records import (
     Results,
     Run,
     Window,
-    with_measured,
 )
 from gpuscale.store.results import ResultsWriter
 
@@ -203,42 +203,40 @@ def _run(
     common = (1 + noise.gauss(0, night.deviations.get(gpus, night.deviation))) / night.faster
     processes = 1 if configuration.strategy == "dp" else gpus
     faults = (fault if fault.hits(n, _device_of(night, n, index)) else WELL for n in range(gpus))
-    own = [own_phases(each).scaled(common) for each in [*faults][:processes]]
-    exposed_s = (EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0
-    slowest = max(own, key=lambda phases: phases.total_s)
-    step_s = slowest.total_s + exposed_s
+    plain = builders.phased_run(
+        [own_phases(each).scaled(common) for each in [*faults][:processes]],
+        communication_s=(EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0,
+        gpus=gpus,
+        index=index,
+        configuration=configuration,
+        batch_per_gpu=configuration.batch or night.batch,
+    )
     failure = night.failures.get((gpus, index))
     is_timed = failure is None or failure.kind == "unsteady"
-    ranks = [
-        _rank(night, phases, rank, index, step_s, gpus // processes)
-        for rank, phases in enumerate(own)
-    ]
+    ranks = [_rank(night, each, index, gpus // processes) for each in plain.ranks]
 
-    def windows(time_s: float) -> tuple[Window, ...]:
+    def windows(of_steps: Window) -> tuple[Window, ...]:
         made = []
-        waiting = replace(slowest, backward_s=slowest.backward_s + (time_s - slowest.total_s))
         for number in range(WINDOWS):
             factor = STEPS * (1 + noise.gauss(0, 0.0005))
             made.append(
                 Window(
-                    time_s=time_s * factor,
+                    time_s=of_steps.time_s * factor,
                     started_at_s=started_at_s + 5 + 4 * number,
-                    busy_s=(time_s * factor,) * processes,
-                    phases=waiting.scaled(factor) if night.phases else None,
+                    busy_s=(of_steps.time_s * factor,) * processes,
+                    phases=known(of_steps.phases).scaled(factor) if night.phases else None,
                 )
             )
         return tuple(made)
 
-    made = Run(
-        configuration=configuration,
-        gpus=gpus,
-        index=index,
+    (synced,), (alone,) = plain.windows, plain.unsynced_windows
+    made = replace(
+        plain,
         started_at_s=started_at_s,
-        batch_per_gpu=configuration.batch or night.batch,
-        sample_shape=(1, 28, 28),
         samples_per_epoch=51_000,
         steps_per_window=STEPS,
-        windows=windows(step_s) if is_timed else (),
+        windows=windows(synced) if is_timed else (),
+        unsynced_windows=windows(alone) if night.phases and is_timed else (),
         ranks=tuple(ranks) if is_timed else (),
         warmup_steps=10,
         warmup_s=2.0,
@@ -252,9 +250,8 @@ def _run(
         ),
         telemetry_absent=None if night.telemetry else "no GPU: measured on CPU",
         failure=failure,
-        unsynced_windows=windows(slowest.total_s) if night.phases and is_timed else (),
     )
-    return made if failure is not None else with_measured(made)
+    return made if failure is None else replace(made, measured={})
 
 
 def _device_of(night: Night, rank: int, index: int) -> int:
@@ -269,26 +266,20 @@ def own_phases(fault: Fault) -> Phases:
     )
 
 
-def _rank(
-    night: Night, own: Phases, rank: int, index: int, step_s: float, devices: int
-) -> RankReport:
+def _rank(night: Night, plain: RankReport, index: int, devices: int) -> RankReport:
     on_cpu = night.configurations[0].device == "cpu"
-    host, local = _hosts(night)[rank // night.gpus_per_node], rank % night.gpus_per_node
-    used = tuple(_device_of(night, rank + i, index) for i in range(devices))
-    # Who is not the slowest waits for it in its backward pass.
-    waiting = replace(own, backward_s=own.backward_s + step_s - own.total_s)
-    return RankReport(
-        rank=rank,
-        local_rank=local,
+    host = _hosts(night)[plain.rank // night.gpus_per_node]
+    used = tuple(_device_of(night, plain.rank + i, index) for i in range(devices))
+    return replace(
+        plain,
+        local_rank=plain.rank % night.gpus_per_node,
         host=host,
         devices=() if on_cpu else used,
         device_uuids=() if on_cpu else tuple(_uuid(host, device) for device in used),
-        parameter_digest="0123456789abcdef" * 4,
-        final_loss=0.25,
-        peak_memory_bytes=None if on_cpu else int(2**30 * night.fault.memory) + 1024 * rank,
+        peak_memory_bytes=None if on_cpu else int(2**30 * night.fault.memory) + 1024 * plain.rank,
         peak_host_memory_bytes=2**31,
-        pace_s=own.total_s if night.phases else None,
-        phases=waiting if night.phases else None,
+        pace_s=plain.pace_s if night.phases else None,
+        phases=plain.phases if night.phases else None,
     )
 
 
