@@ -83,14 +83,9 @@ class Host:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def limit_link(self, rate: str) -> None:
-        """Limit what this host sends to `rate`, such as `100mbit`."""
-        limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
-        _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
-
-    def lose_packets(self) -> None:
-        """Send through a queue of a few packets, which drops those that do not fit."""
-        limit = "root tbf rate 50mbit burst 16kb limit 20kb"
+    def limit_link(self, rate: str, queue: str = "burst 32kbit latency 400ms") -> None:
+        """Limit what this host sends to `rate`, such as `100mbit`; a short queue drops packets."""
+        limit = f"root tbf rate {rate} {queue}"
         _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
 
     def lift_limit(self) -> None:

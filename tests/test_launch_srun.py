@@ -186,7 +186,7 @@ def test_lost_packets_are_found_behind_slower_communication(
             for node in cluster.nodes:
                 own_name(node, cluster, tmp_path)
                 if name == "now":
-                    node.lose_packets()
+                    node.limit_link("50mbit", queue="burst 16kb limit 20kb")
             ended(cluster.run(*ALLOCATE, *command, f"--results={name}.jsonl", folder=tmp_path))
     finally:
         for node in cluster.nodes:

@@ -87,36 +87,41 @@ def nights(*values: float) -> Runs:
     return {f"night{i}": (value,) for i, value in enumerate(values)}
 
 
+def moderated(**rows: Runs) -> tuple[RunSample, RunSample]:
+    """The row x of these nights, and of one run in another."""
+    before, now = moderated_samples(rows, {"x": {"now": (0.0,)}})
+    return before["x"], now["x"]
+
+
+def variance_told(**rows: Runs) -> float:
+    """The variance of the prior of the row x of these nights."""
+    return known(moderated(**rows)[0].prior).variance
+
+
 def test_one_run_a_night_is_moderated_by_what_the_nights_of_other_rows_tell() -> None:
     calm, wild = nights(0.0, 0.03, 0.06, 0.03), nights(0.0, 0.2, 0.4, 0.2)
-    before, now = moderated_samples({"x": calm, "y": wild}, {"x": {"now": (0.0,)}})
+    before, now = moderated(x=calm, y=wild)
     # Less their means and what the other row tells of the night they are ±(0.17, 0, −0.17, 0),
     # which holds both rows' deviations: 2 · 0.17² / 2 / 3, made median-unbiased: of 3 degrees of
     # freedom, 2.366.
-    prior = known(before["x"].prior)
+    prior = known(before.prior)
     assert prior.variance == pytest.approx(0.17**2 / 3 * 3 / 2.366, rel=1e-3)
     # The nights of x deviate by 0.0018/3; (3·s² + 2·s0²)/(3 + 2), 1 + 1/4 times. What allocations
     # are declared to do is in s0² where that is more.
     for deviation, expected in ((0.01, prior.variance), (0.5, 0.25)):
-        gain = gain_of(side(before["x"]), side(now["x"]), deviation=deviation)
+        gain = gain_of(side(before), side(now), deviation=deviation)
         assert gain.variance == pytest.approx((0.0018 + 2 * expected) / 5 * 1.25, rel=1e-6)
 
 
 def test_a_bad_night_of_one_row_says_little_of_the_nights_of_the_others() -> None:
     calm = nights(0.0, 0.01, 0.02, 0.01)
     sick = nights(0.0, 0.01, 0.7, 0.01)
-    now = {"x": {"now": (0.0,)}}
     healthy = {"x": calm, **{f"y{i}": nights(0.01, 0.0, 0.01, 0.02) for i in range(5)}}
-    with_sick = {**healthy, "z": sick}
-    priors = [moderated_samples(rows, now)[0]["x"].prior for rows in (healthy, with_sick)]
-    assert known(priors[1]).variance < 2 * known(priors[0]).variance
+    assert variance_told(**healthy, z=sick) < 2 * variance_told(**healthy)
 
 
 def test_of_rows_that_are_about_equally_noisy_each_tells_as_much_of_a_night() -> None:
     rows = {"x": (0.0, 0.02, 0.04, 0.02), "y": (0.0, 0.01, 0.02, 0.01), "z": (0.0, 0.04, 0.0, 0.0)}
-    before, _ = moderated_samples(
-        {row: nights(*values) for row, values in rows.items()}, {"x": {"now": (0.0,)}}
-    )
     apart = {
         row: [value - statistics.fmean(values) for value in values] for row, values in rows.items()
     }
@@ -129,28 +134,23 @@ def test_of_rows_that_are_about_equally_noisy_each_tells_as_much_of_a_night() ->
         return math.sqrt(math.fsum(value**2 for value in left) / (1 + 1 / 2) / 2.366)
 
     expected = statistics.fmean(map(deviation, "yz")) ** 2
-    assert known(before["x"].prior).variance == pytest.approx(expected, rel=1e-3)
+    made = {row: nights(*values) for row, values in rows.items()}
+    assert variance_told(**made) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_night_that_is_slower_in_all_rows_does_not_widen_any() -> None:
-    priors = [
-        moderated_samples(
-            {"x": nights(0.0, 0.03, 0.06, 0.03 + slower), "y": nights(0.0, 0.2, 0.4, 0.2 + slower)},
-            {"x": {"now": (0.0,)}},
-        )[0]["x"].prior
-        for slower in (0.0, 0.3)
-    ]
-    variances = [known(prior).variance for prior in priors]
-    assert variances == pytest.approx([0.012216] * 2, rel=1e-3)
+    for slower in (0.0, 0.3):
+        rows = (nights(0.0, 0.03, 0.06, 0.03 + slower), nights(0.0, 0.2, 0.4, 0.2 + slower))
+        assert variance_told(x=rows[0], y=rows[1]) == pytest.approx(0.012216, rel=1e-3)
 
 
 def test_a_row_that_is_alone_in_its_nights_tells_nothing_of_runs() -> None:
     alone = nights(0.0, 0.02, 0.04, 0.02)
     elsewhere: Runs = {f"other {name}": values for name, values in alone.items()}
-    before, now = moderated_samples({"x": alone, "y": elsewhere}, {"x": {"now": (0.0,)}})
-    assert before["x"].prior is None
+    before, now = moderated(x=alone, y=elsewhere)
+    assert before.prior is None
     # Its nights deviate by 0.0008/3, and what they are declared to do is all that is added.
-    gain = gain_of(side(before["x"]), side(now["x"]), deviation=0.01)
+    gain = gain_of(side(before), side(now), deviation=0.01)
     assert gain.variance == pytest.approx((0.0008 + 2 * 0.01**2) / 5 * 1.25, rel=1e-6)
 
 
