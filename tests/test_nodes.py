@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -38,16 +38,24 @@ def products(host: str, *compute_s: float) -> tuple[Probe, ...]:
     )
 
 
-def sends_of(
-    place: int, nodes: int, time_s: Callable[[int, int], float | None], domain: str = ""
-) -> list[Probe]:
-    """Return the probes of a node's messages to others; None is a pair without any."""
-    host = f"n{place}{domain}"
-    return [
-        Probe(name=SEND, host=host, peer=f"n{peer}{domain}", rates=(1 / known_s,))
-        for peer in range(nodes)
-        if peer != place and (known_s := time_s(place, peer)) is not None
-    ]
+def linked(
+    nodes: int,
+    send_s: Callable[[int, int], float | None],
+    compute_s: Callable[[int], Sequence[float]] = lambda place: (),
+    *,
+    domain: str = "",
+) -> list[NodeProbe]:
+    """Return the probes of nodes with these times of messages; None is a pair without any."""
+    found = []
+    for place in range(nodes):
+        host = f"n{place}{domain}"
+        sends = [
+            Probe(name=SEND, host=host, peer=f"n{peer}{domain}", rates=(1 / known_s,))
+            for peer in range(nodes)
+            if peer != place and (known_s := send_s(place, peer)) is not None
+        ]
+        found.append(NodeProbe(host=host, probes=(*products(host, *compute_s(place)), *sends)))
+    return found
 
 
 def probes(
@@ -68,16 +76,12 @@ def probes(
         return 0.01 * chance.lognormvariate(0, SPREAD) * (2.0 if slow else 1.0)
 
     def send_s(place: int, peer: int) -> float:
-        is_slow = slow_sender == place or slow_link in ((place, peer), (peer, place))
-        return time_s(slow=is_slow)
+        return time_s(slow=slow_sender == place or slow_link in ((place, peer), (peer, place)))
 
-    found = []
-    for place in range(nodes):
-        host = f"n{place}"
-        sends = sends_of(place, nodes, send_s)
-        compute_s = tuple(time_s(slow=slow_device == (place, d)) for d in range(devices)) or (0.01,)
-        found.append(NodeProbe(host=host, probes=(*products(host, *compute_s), *sends)))
-    return found
+    def compute_s(place: int) -> Sequence[float]:
+        return [time_s(slow=slow_device == (place, d)) for d in range(devices)] or (0.01,)
+
+    return linked(nodes, send_s, compute_s)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8, 32])
@@ -160,15 +164,6 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
     assert find_slow(probes(random.Random(3), 2, slow_link=(0, 1), devices=0)) == ()
 
 
-def linked(
-    nodes: int, time_s: Callable[[int, int], float | None], domain: str = ""
-) -> list[NodeProbe]:
-    return [
-        NodeProbe(host=f"n{place}{domain}", probes=(*sends_of(place, nodes, time_s, domain),))
-        for place in range(nodes)
-    ]
-
-
 @pytest.mark.parametrize("nodes", [*range(1, 9), 11])
 def test_all_pairs_of_a_few_nodes_meet_once_and_none_is_in_two_pairs_at_a_time(nodes: int) -> None:
     rounds = round_robin(nodes)
@@ -201,7 +196,7 @@ def test_nodes_behind_a_slow_switch_are_named_with_the_switch_that_the_scheduler
     def time_s(one: int, other: int) -> float:
         return (0.01, 0.08, 0.025)[sum(place < 2 for place in (one, other))]
 
-    (found,) = find_slow(linked(5, time_s, domain), leaves)
+    (found,) = find_slow(linked(5, time_s, domain=domain), leaves)
     assert (found.kind, found.hosts) == ("switch", (f"n0{domain}", f"n1{domain}"))
     assert "their links take 8× as long" in found.text
     assert f"see the {switch} or uplink they share" in found.text
