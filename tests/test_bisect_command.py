@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import get_args
 from zipfile import ZipFile
 
-import msgspec
 import pytest
 from builders import measured, results_text
+from changing import replace
 from command_line import gpuscale, refusal
 from hosts import skip_unless_required
 from statements import known
@@ -416,16 +416,14 @@ def recorded(
     path: Path, variables: Mapping[str, str], python: str = "3.11.2", lens: str = "1"
 ) -> None:
     content = measured({1: [0.01]})
-    environment = msgspec.structs.replace(
+    environment = replace(
         content.environment,
         variables=variables,
         packages={"codec": "1", "lens": lens},
-        packages_absent=None,
         python_version=python,
         kernel=f"Linux {len(variables)}",
     )
-    content = msgspec.structs.replace(content, environment=environment)
-    path.write_text(results_text(content))
+    path.write_text(results_text(replace(content, environment=environment)))
 
 
 def test_recorded_variables_are_bisected_if_their_packages_are_equal(site: Path) -> None:

@@ -128,7 +128,7 @@ def test_each_loss_is_booked(one: Run, several: Run, parts: Mapping[str, float |
 
 
 def test_ddp_on_a_single_rank_exposes_nothing() -> None:
-    alone = phased_run([WORK], communication_s=0.010)
+    alone = on([WORK], 0.010)
     assert alone.synchronization_s == pytest.approx(0.010)
     assert "exposed_communication_s" not in alone.measured
 
@@ -142,11 +142,8 @@ def test_what_was_not_measured_is_named_and_without_any_of_it_nothing_is_said() 
 
 
 def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
-    exposed = [
-        phased_run([WORK] * 2, communication_s=added_s, index=index)
-        for index, added_s in enumerate((0.002, 0.002, 0.060), start=1)
-    ]
-    budget = only_budget(ONE, *exposed)
+    exposed = enumerate((0.002, 0.002, 0.060), start=1)
+    budget = only_budget(ONE, *(on([WORK] * 2, added_s, index=n) for n, added_s in exposed))
     assert budget.parts["communication"] == pytest.approx(0.18, abs=0.01)
     assert abs(budget.rest) < 0.03
 
@@ -163,8 +160,7 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
 )
 def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_named: bool) -> None:
     its = [replace(WORK, data_s=wait_s) for wait_s in waits_s]
-    waiting = phased_run(its, communication_s=0.0, configuration=replace(CNN, data=data))
-    lines = "\n".join(budget_lines([waiting]))
+    lines = "\n".join(budget_lines([on(its, configuration=replace(CNN, data=data))]))
     assert ("--data-workers" in lines) is is_named
     assert ("16.7 %" in lines) is is_named
 
@@ -200,8 +196,8 @@ def test_printed_points_add_up_and_stay_within_a_point(
 
 def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
     def line(factor: float) -> str:
-        alone, first = (phased_run([WORK] * gpus, communication_s=0.0) for gpus in (1, 2))
-        second = phased_run([WORK.scaled(factor)] * 2, index=2, communication_s=0.0)
+        alone, first = (on([WORK] * gpus) for gpus in (1, 2))
+        second = on([WORK.scaled(factor)] * 2, index=2)
         return [*budget_lines([alone, replace(alone, index=2), first, second])][1]
 
     assert "  E 1.00 = 1 " in line(1.0)
@@ -210,6 +206,5 @@ def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
 
 @pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])
 def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) -> None:
-    one = phased_run([WORK], communication_s=0.010)
-    lines = [*budget_lines([one, on([WORK] * 2, 0.010 - gain_s)])]
+    lines = [*budget_lines([on([WORK], 0.010), on([WORK] * 2, 0.010 - gain_s)])]
     assert any("most likely noise: make more runs" in line for line in lines) == is_named

@@ -81,18 +81,15 @@ def test_only_runs_with_unusual_skew_tell_who_is_a_straggler(
 
 
 def test_a_device_is_a_straggler_whichever_rank_it_serves_and_else_a_rank_number_is() -> None:
-    served_in_turn = (
-        step(rank(0, 3.0, devices=("A",)), rank(1, 1.0, devices=("B",))),
-        step(rank(0, 1.0, devices=("B",)), rank(1, 3.5, devices=("A",))),
-    )
-    found = stragglers_of(served_in_turn, 0.0)
-    assert (found.ranks, found.device_uuids) == ((1,), ("A",))
-    one_number = (
-        step(rank(0, 1.0, devices=("A",)), rank(1, 3.0, devices=("B",))),
-        step(rank(0, 1.0, devices=("B",)), rank(1, 3.5, devices=("A",))),
-    )
-    found = stragglers_of(one_number, 0.0)
-    assert (found.ranks, found.device_uuids) == ((1,), ())
+    def served_by(*devices: str, slow: int) -> Step:
+        paces_s = [3.0 + slow / 2 if number == slow else 1.0 for number in (0, 1)]
+        return step(*(rank(n, paces_s[n], devices=(each,)) for n, each in enumerate(devices)))
+
+    turned = served_by("B", "A", slow=1)
+    in_turn = stragglers_of((served_by("A", "B", slow=0), turned), 0.0)
+    assert (in_turn.ranks, in_turn.device_uuids) == ((1,), ("A",))
+    one_number = stragglers_of((served_by("A", "B", slow=1), turned), 0.0)
+    assert (one_number.ranks, one_number.device_uuids) == ((1,), ())
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,15 @@ MLPERF = "\n".join(
 )
 BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "datetime":
 "2026-03-01T03:00:00+00:00", "commit_info": {"id": "0123abc"}, "benchmarks": [{"fullname":
-"test_b.py::test_x", "stats": {"median": 8.04e-06, "rounds": 5}}]}"""
+"test_b.py::test_x", "stats": {"median": 8e-06, "rounds": 5}}]}"""
+
+
+CSV = "time,commit,latency_ms,images_per_s\n2026-03-01,abc,3.5,10\n"
+WIKI = "|case|strategy|batch|n|img/s|\n|-|-|-|-|-|\n|cnn|ddp|8|1|9.5|\n|cnn|ddp|8|2|18|\n"
+ON_GPUS = "case,strategy,batch,GPUs,img/s\ncnn,ddp,8,2,18\n"
+IN_REPORT = json.dumps(report(0, images(100), num_gpus_per_node=4))
+OF_NCCL = {"32MiB_gb_s": 60.31, "32MiB_in_place_gb_s": 60.56, "busbw_gb_s": 40.6}
+OF_WIKI = {f"cnn, ddp/samples_per_s on {n}": v for n, v in (("1 device", 9.5), ("2 devices", 18))}
 
 
 @pytest.mark.parametrize(
@@ -240,55 +248,25 @@ BENCHMARK = """{"machine_info": {"node": "n1", "cpu": {"brand_raw": "Xeon"}}, "d
             "nccl-tests",
             "all_reduce_perf.log",
             NCCL,
-            [
-                ("all_reduce_perf/32MiB_gb_s on 2 GPUs", 60.31),
-                ("all_reduce_perf/32MiB_in_place_gb_s on 2 GPUs", 60.56),
-                ("all_reduce_perf/busbw_gb_s on 2 GPUs", 40.6),
-            ],
+            {f"all_reduce_perf/{name} on 2 GPUs": value for name, value in OF_NCCL.items()},
         ),
-        ("mlperf", "result_0.txt", MLPERF, [("resnet/time_to_train_s on 1 device", 1000.0)]),
-        (
-            "pytest-benchmark",
-            "b.json",
-            BENCHMARK,
-            [("test_b.py::test_x/median_s on 1 device", 8.04e-06)],
-        ),
-        (
-            "csv",
-            "t.csv",
-            "time,commit,latency_ms,images_per_s\n2026-03-01,abc,3.5,10\n",
-            [("t/images_per_s on 1 device", 10.0), ("t/latency_ms on 1 device", 3.5)],
-        ),
-        (
-            "table",
-            "wiki.md",
-            "|case|strategy|batch|n|img/s|\n|-|-|-|-|-|\n|cnn|ddp|8|1|9.5|\n|cnn|ddp|8|2|18|\n",
-            [
-                ("cnn, ddp/samples_per_s on 1 device", 9.5),
-                ("cnn, ddp/samples_per_s on 2 devices", 18.0),
-            ],
-        ),
-        (
-            "table",
-            "wiki.csv",
-            "case,strategy,batch,GPUs,img/s\ncnn,ddp,8,2,18\n",
-            [("cnn, ddp/samples_per_s on 2 GPUs", 18.0)],
-        ),
-        (
-            "reframe",
-            "r.json",
-            json.dumps(report(0, images(100), num_gpus_per_node=4)),
-            [("Img %n=4/throughput on 4 GPUs", 100.0)],
-        ),
+        ("mlperf", "result_0.txt", MLPERF, {"resnet/time_to_train_s on 1 device": 1000}),
+        ("pytest-benchmark", "b.json", BENCHMARK, {"test_b.py::test_x/median_s on 1 device": 8e-6}),
+        ("csv", "t.csv", CSV, {"t/images_per_s on 1 device": 10, "t/latency_ms on 1 device": 3.5}),
+        ("table", "wiki.md", WIKI, OF_WIKI),
+        ("table", "wiki.csv", ON_GPUS, {"cnn, ddp/samples_per_s on 2 GPUs": 18}),
+        ("reframe", "r.json", IN_REPORT, {"Img %n=4/throughput on 4 GPUs": 100}),
     ],
 )
 def test_each_source_becomes_rows_with_its_values(
-    tmp_path: Path, source: str, name: str, text: str, rows: list[tuple[str, float]]
+    tmp_path: Path, source: str, name: str, text: str, rows: dict[str, float]
 ) -> None:
     (tmp_path / name).write_text(text)
     imported(tmp_path / name, source=source)
     (night,) = nights_in(tmp_path)
-    assert sorted((run.label, *run.measured.values()) for run in night.runs) == rows
+    assert {run.label: [*run.measured.values()] for run in night.runs} == {
+        label: [value] for label, value in rows.items()
+    }
 
 
 def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(tmp_path: Path) -> None:

@@ -257,25 +257,11 @@ def row_on(gpus: int, comparison: Comparison) -> EntryVerdict:
     return row
 
 
-def figure(
-    gpus: int,
-    *,
-    time_s: float | None = None,
-    samples_per_s: float | None = None,
-    nodes: int = 1,
-    batch_per_gpu: int = BATCH,
-) -> PublishedFigure:
-    return PublishedFigure(
-        case="mnist_cnn",
-        strategy="ddp",
-        gpus=gpus,
-        batch_per_gpu=batch_per_gpu,
-        runs=1,
-        nodes=nodes,
-        times_s=() if time_s is None else (time_s,),
-        timed=None if time_s is None else "training_loop",
-        samples_per_s=samples_per_s,
-    )
+def figure(gpus: int, time_s: float | None = None, **more: Any) -> PublishedFigure:
+    """The published time of a training loop on these GPUs, or `samples_per_s`."""
+    timed: Made = {} if time_s is None else {"times_s": (time_s,), "timed": "training_loop"}
+    usual: Made = {"batch_per_gpu": BATCH, "runs": 1, "nodes": 1, **timed, **more}
+    return PublishedFigure(case="mnist_cnn", strategy="ddp", gpus=gpus, **usual)
 
 
 def published(*figures: PublishedFigure) -> Baseline:
@@ -298,26 +284,18 @@ def phased_run(
     *,
     communication_s: float | None = None,
     gpus: int | None = None,
-    index: int = 1,
-    configuration: Configuration = CNN,
-    batch_per_gpu: int = 128,
     devices: Sequence[str] | None = None,
+    **more: Any,
 ) -> Run:
     """A run whose ranks have these phases; all wait for the slowest, then communicate.
 
-    Without `communication_s`, the run has no unsynchronised windows.
+    Without `communication_s`, the run has no unsynchronised windows. `more` is for `run`.
     """
     paces_s = [each.total_s for each in rank_phases]
     added_s = communication_s or 0.0
     step_s = max(paces_s) + added_s
     slowest = rank_phases[paces_s.index(max(paces_s))]
-    plain = run(
-        gpus or len(rank_phases),
-        step_s,
-        index=index,
-        configuration=configuration,
-        batch_per_gpu=batch_per_gpu,
-    )
+    plain = run(gpus or len(rank_phases), step_s, **more)
     # Who waits does so in the backward pass.
     waiting = [
         replace(each, backward_s=each.backward_s + step_s - each.total_s) for each in rank_phases
