@@ -7,25 +7,8 @@ import pytest
 from builders.comparisons import comparison, entry
 
 from gpuscale.base import errors
-from gpuscale.base.errors import DecodeError, FileError, RunTerminated, UsageError, as_place
+from gpuscale.base.errors import RunTerminated, UsageError, as_place
 from gpuscale.records import Verdict
-
-
-def test_a_problem_of_a_file_is_named_with_its_place() -> None:
-    assert str(FileError("r.jsonl", "is empty")) == "r.jsonl: is empty"
-    assert str(FileError("r.jsonl", "no number", line=3)) == "r.jsonl:3: no number"
-    placed = FileError("r.jsonl", "no number", place="run.gpus")
-    assert str(placed) == "r.jsonl: run.gpus: no number"
-    found = FileError("r.jsonl", "no number", place="run.gpus", line=1)
-    assert (str(found), found.problem) == ("r.jsonl:1: run.gpus: no number", "no number")
-
-
-def test_a_problem_of_a_record_is_named_with_its_field() -> None:
-    assert str(DecodeError("runs[2].gpus", "no number")) == "runs[2].gpus: no number"
-    assert str(DecodeError("", "no number", line=4)) == "line 4: no number"
-    found = DecodeError("runs[2].gpus", "no number", line=4)
-    assert str(found) == "line 4: runs[2].gpus: no number"
-    assert (found.place, found.problem, found.line) == ("runs[2].gpus", "no number", 4)
 
 
 def test_missing_packages_are_named_as_pip_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:

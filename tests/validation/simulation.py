@@ -62,19 +62,18 @@ Judge = Callable[[Chunk], list[Mapping[str, Tally]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
+    """The rates of what a rule's tallies count."""
+
     rule: str
     scenario: Scenario
     comparisons: int
     false_alarms: Rate
-    """Rows without a loss that were called regressed."""
     false_alarm_comparisons: Rate
     """Comparisons with at least one false alarm."""
     passed: Rate
-    """Rows without a loss that were ok or improved."""
     found: Rate | None = None
-    """Rows with a loss that were called regressed; None where nothing was lost."""
+    """None if nothing was lost."""
     named: Rate | None = None
-    """Regressed rows with a loss whose finding is right."""
 
 
 class Standing(StrEnum):

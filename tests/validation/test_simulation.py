@@ -41,18 +41,13 @@ from validation.simulation import (
 )
 
 
-def test_independent_trials_have_the_interval_of_clopper_and_pearson() -> None:
+def test_rates_have_clopper_and_pearsons_interval_and_rows_that_err_together_count_once() -> None:
     rate = rate_of([(1, 1)] * 3 + [(0, 1)] * 7)
     assert (rate.count, rate.of, rate.rate.value) == (3, 10, 0.3)
     # Clopper and Pearson (1934), 3 of 10.
-    assert rate.rate.low == pytest.approx(0.0667, abs=1e-4)
-    assert rate.rate.high == pytest.approx(0.6525, abs=1e-4)
-
-
-def test_rows_that_always_err_together_count_as_one() -> None:
+    assert (rate.rate.low, rate.rate.high) == pytest.approx((0.0667, 0.6525), abs=1e-4)
     together = rate_of([(8, 8)] * 3 + [(0, 8)] * 7)
-    assert (together.count, together.of) == (24, 80)
-    assert together.rate == rate_of([(1, 1)] * 3 + [(0, 1)] * 7).rate
+    assert (together.count, together.of, together.rate) == (24, 80, rate.rate)
 
 
 def test_the_interval_covers_the_truth_where_rows_err_together() -> None:
@@ -66,9 +61,6 @@ def test_the_interval_covers_the_truth_where_rows_err_together() -> None:
     assert covered / trials > 0.92
 
 
-Runs = list[list[float]]
-
-
 @pytest.mark.parametrize("now_s", [0.9, 1.0, 1.04, 1.05, 1.0501, 1.06, 2.0])
 def test_the_percentage_check_is_that_of_pytest_benchmark_itself(now_s: float) -> None:
     check: Any = PercentageRegressionCheck
@@ -76,26 +68,21 @@ def test_the_percentage_check_is_that_of_pytest_benchmark_itself(now_s: float) -
     assert percentage_check([[1.0]], [[now_s]], percentage=5) == bool(original)
 
 
-def _separated(before: int, after: int, ratio: float) -> tuple[Runs, Runs]:
-    return ([[1 + i * 1e-6 for i in range(before)]], [[ratio + i * 1e-6 for i in range(after)]])
-
-
-def test_asv_needs_the_factor_and_significance() -> None:
-    def rule(samples: tuple[Runs, Runs]) -> bool:
-        return asv_worse(*samples, factor=1.1, p_threshold=0.002)
+def test_asv_needs_the_factor_and_significance_by_an_exact_p_up_to_20_samples() -> None:
+    def is_worse(before: int, after: int, ratio: float, p: float = 0.002) -> bool:
+        """Whether samples without overlap are, of this ratio."""
+        first, second = (
+            [1 + i * 1e-6 for i in range(before)],
+            [ratio + i * 1e-6 for i in range(after)],
+        )
+        return asv_worse([first], [second], factor=1.1, p_threshold=p)
 
     # Two samples of 6 and 7 without overlap: p = 2 / C(13, 6) = 0.00117.
-    assert rule(_separated(6, 7, 1.2))
-    assert not rule(_separated(6, 7, 1.09))
-    assert not rule(_separated(6, 7, 0.8))
+    assert [is_worse(6, 7, ratio) for ratio in (1.2, 1.09, 0.8)] == [True, False, False]
     # Of 6 and 6: p = 2 / C(12, 6) = 0.00216, although 1 / C(12, 6) lets the test be tried.
-    assert not rule(_separated(6, 6, 1.2))
-
-
-def test_asv_has_an_exact_p_up_to_20_samples() -> None:
+    assert not is_worse(6, 6, 1.2)
     p = 2 / math.comb(40, 20)
-    assert asv_worse(*_separated(20, 20, 1.2), factor=1.1, p_threshold=p * 1.01)
-    assert not asv_worse(*_separated(20, 20, 1.2), factor=1.1, p_threshold=p * 0.99)
+    assert [is_worse(20, 20, 1.2, p * factor) for factor in (1.01, 0.99)] == [True, False]
 
 
 @pytest.mark.parametrize(
