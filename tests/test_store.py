@@ -173,7 +173,7 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_files_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     validate_writable(tmp_path / "new" / "folder")
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(FileError, match=r"^/sys/kernel: .*, with --results FILE$"):
+    with pytest.raises(FileError, match=r"^/sys/kernel: \w.*, with --results FILE$"):
         # Root is stopped by no permissions, and cannot write here either.
         validate_writable(Path("/sys/kernel/.gpuscale/results"))
 
