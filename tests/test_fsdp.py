@@ -11,7 +11,7 @@ import pytest
 import torch
 from measuring import run_pytest, write_case
 from statements import known
-from test_strategies import answer, answers_of_ranks, join
+from test_strategies import answer, answers_of, join
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -85,7 +85,7 @@ def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
 
 @needs_fsdp
 def test_shards_train_as_ddp_does_and_pause_all_collectives_where_they_are_told_to() -> None:
-    for _, apart, synchronized, paused in answers_of_ranks(2, train_in_both_ways):
+    for _, apart, synchronized, paused in answers_of(2, train_in_both_ways):
         assert apart < 1e-5
         # Of each batch two blocks gather twice, and the rest once; all of a step reduce once.
         assert synchronized == 3 * (2 * (2 * 2 + 1) + 3)

@@ -13,7 +13,7 @@ from changing import replace
 from measuring import run_pytest, write_case
 from statements import known
 from test_options import GIVEN
-from test_strategies import PRECISIONS, answer, answers_of_ranks, join, request_for
+from test_strategies import PRECISIONS, answer, answers_of, join, request_for
 from torch.utils.data import Dataset
 
 from gpuscale import TrainingCase
@@ -100,7 +100,7 @@ def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
 
 @needs_lightning
 def test_it_trains_what_ddp_trains_bit_for_bit_in_every_precision() -> None:
-    (_, of_first), (_, of_second) = answers_of_ranks(2, train_both_ways)
+    (_, of_first), (_, of_second) = answers_of(2, train_both_ways)
     for way in WAYS:
         (digest, loss), of_lightning = of_first[way]
         assert loss is not None

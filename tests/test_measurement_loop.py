@@ -135,9 +135,7 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
 
 
 @pytest.mark.parametrize(("ranks", "pace_s"), [(1, 0.1), (2, 0.08)])
-def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(
-    clock: MadeClock, ranks: int, pace_s: float
-) -> None:
+def test_a_pace_is_without_waits_for_others(clock: MadeClock, ranks: int, pace_s: float) -> None:
     measured = measure(as_training(clock), PLAN, ignore, pausing=True)
     assert measured.pace_s(ranks=ranks) == pytest.approx(pace_s)
 

@@ -111,9 +111,7 @@ def test_tcp_counts_what_it_sends_again(tmp_path: Path) -> None:
         ("rx_errors", 3, 0, Growth(0, is_floor=True)),
     ],
 )
-def test_a_counter_may_wrap_or_be_reset_or_stop_at_its_maximum(
-    counter: str, before: int, after: int, growth: Growth | str
-) -> None:
+def test_counters_wrap_or_stop(counter: str, before: int, after: int, growth: Growth | str) -> None:
     assert PORT_COUNTERS_BY_NAME[counter].growth(before, after) == growth
 
 

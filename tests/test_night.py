@@ -31,10 +31,8 @@ ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out={"a reason": "GPUs missing"})
 
 
-def failed(
-    kind: FailureKind, message: str = "rank 1 ended", *, host: str | None = None, index: int = 1
-) -> Run:
-    failure = Failure(kind=kind, message=message, rank=1, host=host)
+def failed(kind: FailureKind, message: str = "rank 1 ended", *, index: int = 1) -> Run:
+    failure = Failure(kind=kind, message=message, rank=1)
     return replace(make.run(2, None, index=index), failure=failure)
 
 
@@ -204,9 +202,7 @@ def test_a_job_that_did_not_end_as_a_night_does(
     assert meaning.startswith(words)
 
 
-def test_a_night_is_recorded_with_the_build_that_judged_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_records_what_build_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     monkeypatch.setattr(campaign_folders, "__file__", str(tmp_path / "store" / "folders.py"))
     first, same = NightRecord.own_build(), NightRecord.own_build()

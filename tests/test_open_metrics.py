@@ -68,9 +68,7 @@ def test_rates_and_times_of_known_work_have_a_speedup_and_others_have_none(
 
 
 @pytest.mark.parametrize("metric", [IMAGES, BANDWIDTH, LATENCY, EPOCH, WEAK])
-def test_a_metric_that_got_worse_regresses_and_one_that_got_better_improves(
-    metric: OpenMetric,
-) -> None:
+def test_a_metric_that_got_worse_regresses_and_a_better_one_improves(metric: OpenMetric) -> None:
     before = results_with(metric, {4: [10.0, 10.01, 9.99, 10.0, 10.02, 9.98]}, job_id="then")
     worse, better = (9.0, 11.0) if metric.more_is_better else (11.0, 9.0)
     for value, verdict in (

@@ -141,9 +141,7 @@ def nights_with_a_step(factor: float, deviations: tuple[float, float], seed: int
 
 
 @pytest.mark.parametrize("factor", [1.24, 0.8])
-def test_an_efficiency_before_is_of_one_level_whichever_row_s_change_is_established_first(
-    factor: float,
-) -> None:
+def test_an_efficiency_before_is_of_one_level_whichever_row_changed_first(factor: float) -> None:
     found = [
         known(compared_on_night(nights, at).entries[1].baseline).efficiency
         for seed in range(12)
@@ -188,9 +186,7 @@ def test_the_deviation_of_nights_is_that_of_earlier_levels_until_four_are_on_the
 @pytest.mark.parametrize(
     ("gpus", "quantity"), [(1, QuantityName.THROUGHPUT_ON_1), (2, QuantityName.THROUGHPUT)]
 )
-def test_a_lasting_loss_is_one_of_throughput_on_the_gpus_of_its_row(
-    gpus: int, quantity: QuantityName
-) -> None:
+def test_a_lasting_loss_is_of_throughput_on_its_gpus(gpus: int, quantity: QuantityName) -> None:
     times_s = [0.1, 0.1001, 0.0999] * 3 + [0.12, 0.1201, 0.1199] * 4
     row = judged_on_night(one_run_a_night(times_s, gpus=gpus), len(times_s) - 1)
     assert (row.verdict, row.changed_quantity) == (Verdict.REGRESSED, quantity)
@@ -290,9 +286,7 @@ def test_nights_that_differ_much_are_not_called_steady() -> None:
         ([250, 251, 252, 250, 300, 301, 400], "+33.1 %, new level", "UNCLEAR"),
     ],
 )
-def test_few_nights_say_no_more_than_they_tell(
-    samples_per_s: list[int], standing: str, word: str | None
-) -> None:
+def test_few_nights_say_no_more(samples_per_s: list[int], standing: str, word: str | None) -> None:
     history = history_of_rates(samples_per_s)
     assert [row[STANDING].text for row in standings(history)] == [standing]
     said = verdict(history)
@@ -307,9 +301,7 @@ def test_few_nights_say_no_more_than_they_tell(
     assert all(min(abs(level / rate - 1) for rate in samples_per_s) < 0.05 for level in levels)
 
 
-def test_a_history_says_what_the_comparison_finds_beyond_it_and_marks_no_usual_night(
-    tmp_path: Path,
-) -> None:
+def test_a_history_says_what_a_comparison_finds_and_marks_no_usual_night(tmp_path: Path) -> None:
     # As a user measured them; the last two nights had a real loss.
     on_1 = (10.65, 11.05, 10.27, 10.07, 10.0, 9.85, 14.11, 14.78)
     on_2 = (15.4, 14.8, 14.89, 15.77, 14.31, 15.1, 19.43, 18.26)

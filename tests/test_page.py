@@ -81,9 +81,7 @@ def test_a_page_of_nights_alone_says_first_what_they_found(
     assert "MEASURED" in report(paths[2], nights)
 
 
-def test_a_page_judged_by_earlier_nights_says_what_compare_says_above_their_history(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_page_by_earlier_nights_says_what_compare_says(report: Report, tmp_path: Path) -> None:
     nights = tmp_path / "nights"
     paths = write_nights(nights, 9, lambda night: 1.15 if night == 8 else 1.0, runs=2)
     for files in ([paths[-1]], []):
@@ -98,9 +96,7 @@ def test_a_page_judged_by_earlier_nights_says_what_compare_says_above_their_hist
     assert "--history: give results files with it, or none for its last night" in said
 
 
-def test_a_page_draws_the_bars_of_the_results_or_nights_it_judges_against(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_page_draws_the_bars_of_what_it_judges_against(report: Report, tmp_path: Path) -> None:
     nights, file, now = (tmp_path / name for name in ("nights", "file.json", "now.jsonl"))
     for night in NIGHTS:
         write_night(nights / f"{night.job}.jsonl", night)
@@ -207,9 +203,7 @@ def test_the_index_and_the_history_call_a_night_by_the_name_of_its_folder(tmp_pa
     ]
 
 
-def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(
-    report: Report, tmp_path: Path
-) -> None:
+def test_chromium_shows_all_of_a_page_at_every_width(report: Report, tmp_path: Path) -> None:
     write_baseline(tmp_path / "well.json", baseline_of(*NIGHTS))
     long = replace(CNN, case="a_rather_long_name_of_a_case_that_somebody_chose", precision="tf32")
     now = replace(THROTTLED, configurations=(CNN, RESNET, long))

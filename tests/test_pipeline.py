@@ -13,7 +13,7 @@ from builders import cpu_environment, phases, rank_report, request, run, window
 from changing import replace
 from measuring import run_pytest, write_case
 from statements import known
-from test_strategies import answer, answers_of_ranks, take_place
+from test_strategies import answer, answers_of, take_place
 from torch import nn
 
 from gpuscale import TrainingCase
@@ -195,10 +195,8 @@ def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("count", "precision"), [(2, "fp32"), (3, "bf16")])
-def test_a_pipeline_trains_as_its_micro_batches_would_one_after_another(
-    count: int, precision: str, one_thread: None
-) -> None:
-    found = answers_of_ranks(count, train_as_rank, count, precision)
+def test_a_pipeline_trains_as_batches_in_turn(count: int, precision: str, one_thread: None) -> None:
+    found = answers_of(count, train_as_rank, count, precision)
     case, micro_batches = Blocks(), 4 * count
     model = case.model()
     inputs, targets = next(batches_of(case, count))

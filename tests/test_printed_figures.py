@@ -117,9 +117,7 @@ def test_after_an_interrupt_only_what_is_missing_is_measured(tmp_path: Path) -> 
         ("print('Images/sec: 5', flush=True); time.sleep(99)", "timeout", "--timeout"),
     ],
 )
-def test_a_start_without_a_usable_figure_fails_with_its_last_lines(
-    tmp_path: Path, script: str, kind: str, said: str
-) -> None:
+def test_a_start_without_a_figure_fails(tmp_path: Path, script: str, kind: str, said: str) -> None:
     attributes: dict[str, Any] = {"batch": None, "figure": IMAGES}
     if kind == "timeout":
         attributes["timeout_s"] = 5
@@ -181,9 +179,7 @@ NCCL = """
 """
 
 
-def test_bus_bandwidths_are_judged_by_size_and_collective(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bandwidths_are_judged_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--gpus", "1", "--runs")
     Path("log").write_text(NCCL.format(large="60.$(date +%N | cut -c8)1", small="14.07"))
@@ -226,9 +222,7 @@ MLPERF = """
         ('"status": "aborted"', 1, "no line matches --figure for time_to_train_s"),
     ],
 )
-def test_the_time_of_an_mlperf_training_counts_if_it_succeeded(
-    tmp_path: Path, status: str, code: int, said: str
-) -> None:
+def test_an_mlperf_time_is_of_a_success(tmp_path: Path, status: str, code: int, said: str) -> None:
     (tmp_path / "log").write_text(MLPERF.format(status=status))
     options = ("--gpus", "1", "--runs", "1")
     found, output = run_command(tmp_path, "cat log", *options, figure="mlperf")
@@ -253,9 +247,7 @@ def test_the_time_of_an_mlperf_training_counts_if_it_succeeded(
         (["--scaling", "weak"], "--figure"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused_before_anything_starts(
-    options: list[str], said: str, tmp_path: Path
-) -> None:
+def test_contradicting_options_start_nothing(options: list[str], said: str, tmp_path: Path) -> None:
     asked = [*options, "--gpus", "1", "--device", "cpu", "--name", "site"]
     assert said in refusal("run", *asked, "--", "touch", "started", cwd=tmp_path)
     assert not (tmp_path / "started").exists()

@@ -76,9 +76,7 @@ PARTS = st.sampled_from(
 
 
 @given(PARTS, st.floats(-1e-3, 10.0), st.floats(1e-5, 10.0), st.floats(0.0, 0.9))
-def test_the_times_of_every_kind_of_cause_differ_by_the_increase_shown(
-    code: str, before_s: float, grown_s: float, given_back: float
-) -> None:
+def test_times_of_causes_sum(code: str, before_s: float, grown_s: float, given_back: float) -> None:
     after_s, lost_s = before_s + grown_s, (1 - given_back) * grown_s
     kind = CauseKind.COMPUTE
     cause = Cause(kind=kind, code=code, lost_s=lost_s, before_s=before_s, after_s=after_s)

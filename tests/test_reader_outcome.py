@@ -22,12 +22,10 @@ def reader(*, command: CommandRequest = COMMAND, gpus: int = 1, **asked: Any) ->
     return kind(request(gpus, command=command, timing=TIMING, **asked))
 
 
-def steps(
-    count: int, *, samples: int | None = None, source: str = COMMAND_SOURCE, pace_s: float = 0.1
-) -> list[Line]:
+def steps(count: int, *, samples: int | None = None, source: str = COMMAND_SOURCE) -> list[Line]:
     of_step = "" if samples is None else f', "samples": {samples}'
     texts = [f'GPUSCALE {{"step": {step}{of_step}}}' for step in range(count)]
-    return [Line(source, text, 100 + step * pace_s) for step, text in enumerate(texts)]
+    return [Line(source, text, 100 + step * 0.1) for step, text in enumerate(texts)]
 
 
 def read(made: LogReader, *parts: Iterable[Line]) -> LogReader:

@@ -34,9 +34,7 @@ class Case(Tiny):
 """
 
 
-def test_late_data_and_a_slow_rank_show_in_phases_that_add_up_and_as_skew_of_that_rank(
-    tmp_path: Path,
-) -> None:
+def test_late_data_and_a_slow_rank_show_in_phases_and_as_skew_of_that_rank(tmp_path: Path) -> None:
     faults = ("--inject", "data=5ms", "--inject", "slow-rank=1:1.5")
     session, run = measured(tmp_path, NAPPING, "--gpus", "2", *faults)
     for rank in run.ranks:

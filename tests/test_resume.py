@@ -143,9 +143,7 @@ def test_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ("version", "injections", "said"),
     [(__version__, ("data=5ms",), "injections: none → data=5ms"), ("0.0.9", (), "gpuscale: 0.0.9")],
 )
-def test_faults_on_purpose_and_another_gpuscale_never_join_real_results(
-    version: str, injections: tuple[str, ...], said: str
-) -> None:
+def test_other_results_are_not_joined(version: str, injections: tuple[str, ...], said: str) -> None:
     then = replace(measured({1: [1.0]}), gpuscale_version=version)
     with pytest.raises(UsageError, match=re.escape(said)):
         validate_environment(HERE, then, then.environment, injections)
@@ -161,9 +159,7 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
 
 
 @pytest.mark.parametrize(("batch_from_output", "batch"), [(True, 32), (False, None)])
-def test_a_command_has_the_batch_that_an_earlier_run_printed(
-    batch_from_output: bool, batch: int | None
-) -> None:
+def test_a_command_has_the_batch_printed_before(batch_from_output: bool, batch: int | None) -> None:
     command = replace(COMMAND, batch_from_output=batch_from_output)
     failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
     earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))
@@ -218,9 +214,7 @@ def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None,
 
 
 @pytest.mark.parametrize("is_of_commands", [False, True])
-def test_a_file_of_commands_names_the_software_of_their_interpreter(
-    tmp_path: Path, is_of_commands: bool
-) -> None:
+def test_a_file_of_commands_names_their_software(tmp_path: Path, is_of_commands: bool) -> None:
     recorder = recorder_in(tmp_path, environment())
     recorder.is_of_commands = is_of_commands
     found = replace(environment(), torch_version="9.9", host="another")

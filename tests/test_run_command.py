@@ -171,9 +171,7 @@ TORCHRUN = "torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} train.py"
         ("deepspeed train.py", "per-node", "--launch once", "per-node"),
     ],
 )
-def test_a_command_is_started_as_often_as_its_ranks_need(
-    typed: str, launch: str, across: str, on_one_node: str
-) -> None:
+def test_commands_start_as_needed(typed: str, launch: str, across: str, on_one_node: str) -> None:
     attributes = {"command": typed, "launch": launch}
     case: type[CommandCase] = type("Train", (CommandCase,), attributes)
     assert case.launch_of(across_nodes=False) == on_one_node

@@ -71,9 +71,7 @@ def test_a_session_without_a_valid_run_ends_with_what_to_do(is_interrupted: bool
     assert said.endswith("results: n.jsonl")
 
 
-def test_a_session_ends_with_its_verdict_its_files_and_its_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_ends_with_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     then, now = tmp_path / "then.json", tmp_path / "now.jsonl"
     write_baseline(then, baseline({1: [1.0, 1.001, 0.999] * 2}))

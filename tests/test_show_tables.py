@@ -79,9 +79,7 @@ def test_no_column_is_lost_however_narrow_the_terminal(columns: int) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "is_noted"), [((1,), False), ((1, 2), True)])
-def test_ranks_of_a_command_train_together_or_not_only_where_there_are_several(
-    gpus: tuple[int, ...], is_noted: bool
-) -> None:
+def test_only_several_ranks_may_not_train_together(gpus: tuple[int, ...], is_noted: bool) -> None:
     ran = replace(CNN, strategy="command", command="python train.py")
     made = results(*(replace(run(n, 0.1), configuration=ran) for n in gpus))
     for texts in (table_notes(scaling_points(made.runs)), scaling_lines(made, 100)):
@@ -138,9 +136,7 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_facto
         ((0.1, 0.14), ""),
     ],
 )
-def test_a_run_that_stands_out_is_named_in_the_session_and_beside_an_open_row(
-    times_s: Sequence[float], named: str
-) -> None:
+def test_a_run_that_stands_out_is_named(times_s: Sequence[float], named: str) -> None:
     made = results(*(run(1, time_s, index=i) for i, time_s in enumerate(times_s, 1)))
     noted = [line for line in scaling_lines(made, 200) if "stands out" in line]
     assert noted == ([f"mnist_cnn/ddp on 1 GPU: {named}"] if named else [])

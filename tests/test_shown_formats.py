@@ -140,9 +140,7 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
         ([None], r"over runs (2 of each measured row).}"),
     ],
 )
-def test_a_latex_caption_has_the_number_of_runs_behind_the_intervals(
-    runs_on_2: list[float | None], said: str
-) -> None:
+def test_a_latex_caption_has_the_number_of_runs(runs_on_2: list[float | None], said: str) -> None:
     assert said in rendered("latex", shown(measured({1: [0.1, 0.1], 2: runs_on_2})))
     alone = rendered("latex", shown(measured({1: [0.1], 2: [0.1]})))
     assert "a single run gives no interval.}" in alone
@@ -173,9 +171,7 @@ def test_latex_has_columns_only_for_what_differs_between_rows() -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("noise", [1.01, 1.2])
 @pytest.mark.parametrize("cases", [["mnist_cnn"], ["mnist_cnn", "resnet50"], [HOSTILE]])
-def test_latex_compiles_and_fits_on_a_page_of_a_paper(
-    cases: list[str], noise: float, tmp_path: Path
-) -> None:
+def test_latex_compiles_and_fits_on_a_page(cases: list[str], noise: float, tmp_path: Path) -> None:
     where = replace(environment(), gpus=(), cpu_model=HOSTILE)
     means_s = {1: 0.0123, 16: 0.0141, 1024: 0.0191}
     times_s = {n: [mean, mean, mean * noise] for n, mean in means_s.items()}

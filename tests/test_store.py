@@ -179,9 +179,7 @@ def test_a_folder_that_takes_no_files_is_told_before_anything_is_measured(tmp_pa
 
 
 @pytest.mark.parametrize(("earlier", "mask", "mode"), [(None, 0o027, 0o640), (0o664, 0o077, 0o664)])
-def test_a_baseline_has_the_permissions_of_new_files_or_of_the_one_it_replaces(
-    tmp_path: Path, earlier: int | None, mask: int, mode: int
-) -> None:
+def test_a_baseline_has_its_mode(tmp_path: Path, earlier: int | None, mask: int, mode: int) -> None:
     path = tmp_path / "baseline.json"
     if earlier is not None:
         path.touch()

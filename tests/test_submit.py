@@ -291,9 +291,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert "job 4711 ended as done: regressed" in answer.stdout
 
 
-def test_the_record_of_a_parallel_job_is_awaited_after_those_of_its_tasks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_parallel_job_has_a_last_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([TASK_OF_9_S, f"{TASK_OF_9_S}{JOB_OF_12_S}"])
 
     class Accounted(Sge):

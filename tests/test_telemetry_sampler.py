@@ -99,9 +99,7 @@ def test_what_a_device_lacks_is_asked_once(sample: Sample, calls: Path) -> None:
     assert functions["utilization"] >= 5
 
 
-def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
-    sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gpu_is_absent(sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The utilisation of a third tick is the last that is answered.
     monkeypatch.setenv("FAKE_NVML_FAIL", f"0:utilization:3:0:{GPU_IS_LOST}")
     lost, other = sample(nvml.GPU_A, nvml.GPU_B, ticks=6).gpu_summaries

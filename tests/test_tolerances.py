@@ -99,9 +99,7 @@ def _document(*overrides: dict[str, object]) -> str:
         ([{"gpus": 4, "margn": 0.1}], "tolerances.overrides[0].margn", "unknown field"),
     ],
 )
-def test_a_hand_edit_that_breaks_an_override_is_named_by_place(
-    overrides: list[dict[str, object]], place: str, problem: str
-) -> None:
+def test_bad_edits_are_placed(overrides: list[dict[str, object]], place: str, problem: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_baseline(_document(*overrides))
     assert caught.value.place == place

@@ -117,9 +117,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
 
 
-def test_a_job_never_gets_an_environment_without_torch(
-    light: Path, tmp_path: Path, slurm: dict[str, str]
-) -> None:
+def test_a_job_never_lacks_torch(light: Path, tmp_path: Path, slurm: dict[str, str]) -> None:
     assert gpuscale(light, "init", ".", cwd=tmp_path, variables=slurm).returncode == 0
     for venv_of_job in ("", "/elsewhere"):
         variables = slurm | ({"GPUSCALE_VENV": venv_of_job} if venv_of_job else {})
@@ -129,9 +127,7 @@ def test_a_job_never_gets_an_environment_without_torch(
         assert (tmp_path / "venv").read_text() == f"{venv_of_job}\n"
 
 
-def test_the_wheel_makes_a_folder_with_the_shipped_cases(
-    light: Path, tmp_path: Path, slurm: dict[str, str]
-) -> None:
+def test_the_wheel_ships_all_the_cases(light: Path, tmp_path: Path, slurm: dict[str, str]) -> None:
     answer = gpuscale(light, "init", "here", cwd=tmp_path, variables=slurm)
     assert answer.returncode == 0, answer.stderr
     for folder in ("bench_cases", "baselines"):
