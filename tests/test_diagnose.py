@@ -118,7 +118,7 @@ def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
     (cause,) = diagnosed(before, results(*runs))[4].causes
     assert cause.kind is CauseKind.SLOW_RANK
     assert cause.ranks == ()
-    assert cause.remedy == Remedy("jobs_in_turn")
+    assert cause.remedy == Remedy("jobs_on_hosts", ("node1",))
 
 
 def test_late_data_that_hide_the_communication_are_not_called_slow_computing() -> None:

@@ -30,7 +30,6 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
 from gpuscale.records.evidence import HostLoad, NodeEvidence
-from gpuscale.records.verdict import Finding
 from gpuscale.reports.cause_words import (
     NEXT_STEPS,
     NOT_ESTABLISHED,
@@ -115,7 +114,6 @@ def test_data_are_late_by_waiting_or_by_copying(after: Step, code: str, kind: Ca
         (step(data_s=3.0), {"data": "real"}, "storage"),
         (step(h2d_s=3.0), {}, "copies"),
         (step(communication_s=3.0), {}, "gpu_links"),
-        (step(communication_s=3.0), {"device": "rocm"}, "amd_gpu_links"),
         (step(communication_s=3.0), {"device": "cpu"}, "processes_on_host"),
         (step(communication_s=3.0, hosts=("node1", "node2")), {"device": "cpu"}, "network"),
         (step(computing_s=9.0, forward_s=2.6), {}, "doctor_on_hosts"),
@@ -275,16 +273,14 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
         ("cuda", None, QuantityName.EFFICIENCY, "gpu_links"),
         ("cpu", None, QuantityName.EFFICIENCY, "processes_on_host"),
         ("cpu", "python a.py", QuantityName.THROUGHPUT, "command_or_hosts"),
-        ("cpu", "python a.py", QuantityName.EFFICIENCY, "hosts_or_command"),
+        ("cpu", "python a.py", QuantityName.EFFICIENCY, "command_or_hosts"),
     ],
 )
-def test_a_command_is_suspected_before_hosts_and_links_unless_only_its_scaling_got_worse(
+def test_a_command_is_suspected_before_hosts_and_links(
     device: str, command: str | None, quantity: QuantityName, remedy: str
 ) -> None:
     made = row_of([], [], gpus=2, configuration=replace(CNN, command=command, device=device))
-    finding = Finding.SCALING_LOSS if quantity is QuantityName.EFFICIENCY else None
-    judged = replace(made.entry, changed_quantity=quantity, finding=finding)
-    made = replace(made, entry=judged)
+    made = replace(made, entry=replace(made.entry, changed_quantity=quantity))
     (cause,) = not_established(made, ())
     assert cause.code == ("no_phases_of_commands" if command else "no_phases")
     assert known(cause.remedy).code == remedy

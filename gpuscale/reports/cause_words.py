@@ -252,9 +252,6 @@ NOT_ESTABLISHED: Mapping[str, str] = {
     ),
 }
 """Statements for losses whose cause is not established, keyed by the cause's code."""
-_GPU_LINKS = (
-    "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how {} connected the GPUs"
-)
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it reports temperatures, power "
@@ -268,19 +265,14 @@ NEXT_STEPS: Mapping[str, str] = {
         "the host would slow every phase of a step"
     ),
     "command_or_hosts": (
-        "look at what changed in the command, its packages or its data; if nothing did, run "
-        "'gpuscale doctor' on {places}[, and look there for other processes]"
-    ),
-    "hosts_or_command": (
-        "since only the scaling got worse, look first at what ranks share: [other processes on "
-        "{places}, ]cores and the network; then at what changed in the command"
+        "look at what changed in the command, its packages or its data; if nothing did, look at "
+        "what ranks share, and run 'gpuscale doctor' on {places}[, where other processes may be]"
     ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
-    "jobs_in_turn": (
-        "look for other jobs and daemons that take turns on the hosts, and measure more runs"
+    "gpu_links": (
+        "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how NCCL or RCCL "
+        "connected the GPUs"
     ),
-    "gpu_links": _GPU_LINKS.format("NCCL"),
-    "amd_gpu_links": _GPU_LINKS.format("RCCL"),
     "ports": (
         "run 'gpuscale doctor --nodes', and check cables, switch ports and adapters of {hosts}"
     ),

@@ -19,7 +19,7 @@ from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import LINKS, Cause, CauseKind, PhaseChange, PortSymptom, Remedy
 from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
 from gpuscale.records.run import nodes_of
-from gpuscale.records.verdict import SLOWDOWNS, Finding
+from gpuscale.records.verdict import SLOWDOWNS
 
 _ENOUGH_RUNS = 3
 _LEAST_LAG = 0.02
@@ -104,7 +104,9 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
             row.symptoms, found.device_uuids, lost_s=change.lost_s, of_s=computing_s
         )
         kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
-        remedy = _look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
+        remedy = Remedy("jobs_on_hosts", row.hosts)
+        if found.hosts:
+            remedy = _look_at_devices(row, found.hosts)
     symptoms = tuple(each for each in row.symptoms if each.uuid in found.device_uuids)
     return replace(found, kind=kind, evidence=symptoms, remedy=remedy)
 
@@ -186,8 +188,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
         # Recording a new baseline is no remedy: it would contain the loss.
         hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         if point.key.configuration.command:
-            of_ranks = entry.finding is Finding.SCALING_LOSS
-            remedy = Remedy("hosts_or_command" if of_ranks else "command_or_hosts", hosts)
+            remedy = Remedy("command_or_hosts", hosts)
             lacks = is_gpu(point.key.configuration.device) and not row.has_counters
             yield _open("no_counters_of_commands" if lacks else "no_phases_of_commands", remedy)
         else:
@@ -227,8 +228,7 @@ def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
 
 def _look_at_links(row: RowEvidence) -> Remedy:
     if is_gpu(row.point.key.configuration.device):
-        is_amd = row.point.key.configuration.device == "rocm"
-        return Remedy("amd_gpu_links" if is_amd else "gpu_links")
+        return Remedy("gpu_links")
     return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
 
 
