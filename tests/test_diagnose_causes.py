@@ -342,7 +342,7 @@ def test_computing_that_hides_communication_says_how_much_that_gave_back() -> No
     (cause,) = lost_parts(row(step(communication_s=0.5, computing_s=9.0)), ())
     line = whole_line(cause, "cuda")
     assert line.startswith("computing (backward) +2.0 s (100 % of what got longer): ")
-    assert "takes 9.0 s a step (baseline: 7.0 s), 500 ms of it taken back by shorter" in line
+    assert "takes 9.00 s a step (baseline: 7.00 s), 500 ms of it taken back by shorter" in line
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_every_cause_has_words(code: str) -> None:
     assert ": " in line
     assert "None" not in line
     assert evidence(cause) == (
-        "forward 10 ms → 20 ms",
+        "forward 10.0 ms → 20.0 ms",
         "GPU-A: 79 new NVLink errors",
         "torch 2.11 → 2.12",
     )

@@ -53,8 +53,8 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}"
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a duration to three digits: `41.2 ms`, `4.12 s`, `6 min 52 s`, `19 h 49 min`."""
+def format_seconds(seconds: float, digits: int = 3) -> str:
+    """Format a duration to some digits: `41.2 ms`, `4.12 s`, `6 min 52 s`, `19 h 49 min`."""
     if round(seconds) >= 36000:
         hours, rest = divmod(round(seconds / 60), 60)
         return f"{hours} h {rest} min"
@@ -62,11 +62,11 @@ def format_seconds(seconds: float) -> str:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
     # The rounded number determines the unit: 0.9996 s becomes 1.00 s, not 1000 ms.
-    rounded = float(f"{seconds:.3g}")
+    rounded = float(f"{seconds:.{digits}g}")
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if rounded * factor >= 1:
-            return f"{significant(seconds * factor)} {unit}"
-    return f"{significant(seconds * 1e6)} µs"
+            return f"{significant(seconds * factor, digits)} {unit}"
+    return f"{significant(seconds * 1e6, digits)} µs"
 
 
 def format_bytes(count: float) -> str:

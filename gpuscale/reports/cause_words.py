@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import counted, format_bytes, significant, whole_percent
+from gpuscale.base.text import counted, format_bytes, format_seconds, whole_percent
 from gpuscale.records import EnvironmentChange, MetricSpec, Probe
 from gpuscale.records.cause import (
     LINKS,
@@ -65,9 +65,8 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     """Return facts that support a cause; empty if the headline contains the only one."""
     if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
-    step_s = abs(_grown_s(cause))
     phases = ", ".join(
-        f"{phase.name} {_spent(phase.before_s, step_s)} → {_spent(phase.after_s, step_s)}"
+        f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
         for phase in _of_type(PhaseChange, cause)
     )
     return (
@@ -102,9 +101,9 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     grown_s = sorted(map(_grown_s, (cause, *alike)))
     added = phrases.format_range(
-        [f"{'+' if each >= 0 else ''}{_duration(each)}" for each in grown_s]
+        [f"{'+' if each >= 0 else ''}{_duration(each, 2)}" for each in grown_s]
     )
-    took = f"{_spent(cause.after_s or 0.0, _grown_s(cause))} a step {_baseline(cause)}"
+    took = f"{_duration(cause.after_s)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 
 
@@ -113,34 +112,15 @@ def _grown_s(cause: Cause) -> float:
     return (cause.after_s or 0.0) - (cause.before_s or 0.0)
 
 
-def _duration(seconds: float, change_s: float = 0.0) -> str:
-    """Format a duration to two significant digits, `14 ms`; further digits would be noise.
-
-    Durations that differ by `change_s` have the decimals of their difference: `14.9 ms`.
-    """
-    sign, size = ("−" if seconds < 0 else ""), abs(seconds)
-    rounded = float(f"{size:.2g}")
-    factor, unit = (
-        (1.0, "s") if rounded >= 1 else (1e6, "µs") if 0 < rounded < 1e-4 else (1e3, "ms")
-    )
-    digits = 2 + max(0, _exponent(size) - _exponent(abs(change_s))) if change_s else 2
-    return f"{sign}{significant(size * factor, digits)} {unit}"
-
-
-def _exponent(size: float) -> int:
-    """Return the power of ten of the first digit of a size that is rounded to two digits."""
-    return int(f"{size:.1e}".partition("e")[2])
-
-
-def _spent(seconds: float, change_s: float) -> str:
-    """Format a duration of a part of a step; noise may have made it negative."""
-    text = _duration(seconds, change_s)
-    return text if seconds >= 0 else f"about 0 ms, measured as {text}"
+def _duration(seconds: float | None, digits: int = 3) -> str:
+    """Format a duration, which noise may have made negative: `−5.80 ms`."""
+    seconds = seconds or 0.0
+    return f"{'−' if seconds < 0 else ''}{format_seconds(abs(seconds), digits)}"
 
 
 def _baseline(cause: Cause) -> str:
     """Return the part's duration in the baseline, and by how much communication got shorter."""
-    baseline = f"(baseline: {_spent(cause.before_s or 0.0, _grown_s(cause))})"
+    baseline = f"(baseline: {_duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):
         return baseline
@@ -179,8 +159,8 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         runs = f" (in {seen} of {counted(of, 'run')})"
     return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} "
-        f"{_spent(cause.after_s or 0.0, _grown_s(cause))} a step behind the "
-        f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
+        f"{_duration(cause.after_s)} a step behind the median rank{how} {_baseline(cause)}, "
+        f"and the others wait{runs}"
     )
 
 
