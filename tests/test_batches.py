@@ -155,21 +155,17 @@ def test_whatever_fits_is_found_and_nothing_is_tried_twice(first: int, unit: int
         assert len(set(batches)) == len(batches)
 
 
-def test_a_batch_fits_unless_memory_is_lacking() -> None:
+def test_a_batch_fits_unless_memory_is_lacking_and_another_failure_ends_the_search() -> None:
+    made = run(1, 0.1)
     for failure in (None, failed("unsteady")):
-        assert has_fitted(replace(run(1, 0.1), failure=failure), 16, fitted=8)
+        assert has_fitted(replace(made, failure=failure), 16, fitted=8)
     for failure in (failed("out_of_memory"), failed("raised", NO_ENGINE)):
-        assert not has_fitted(replace(run(1, 0.1), failure=failure), 16, fitted=8)
-
-
-def test_another_failure_ends_the_search_with_its_reason() -> None:
-    made = replace(run(1, None), failure=failed("raised"))
+        assert not has_fitted(replace(made, failure=failure), 16, fitted=8)
     with pytest.raises(GpuscaleError, match=r"a batch of 16, after 8 had fitted: it failed"):
-        has_fitted(made, 16, fitted=8)
+        has_fitted(replace(run(1, None), failure=failed("raised")), 16, fitted=8)
     # If no batch has fitted, cuDNN may just have no engine for this GPU.
-    made = replace(made, failure=failed("raised", NO_ENGINE))
     with pytest.raises(GpuscaleError, match="a batch of 8: RuntimeError"):
-        has_fitted(made, 8, fitted=0)
+        has_fitted(replace(made, failure=failed("raised", NO_ENGINE)), 8, fitted=0)
 
 
 def test_cpu_ranks_are_refused(tmp_path: Path) -> None:

@@ -62,15 +62,12 @@ def test_a_proof_has_both_speeds() -> None:
     assert known(found.taken_back).value == pytest.approx(0, abs=0.02)
 
 
-def test_equal_environments_end_after_one_trial_and_a_faster_one_is_said() -> None:
+def test_equal_environments_end_after_one_trial_and_faster_and_noisy_ones_are_said() -> None:
     same = search(machine({}), 12)
     assert (same.finding, same.trials) == (BisectionFinding.SAME, 1)
     assert search(machine({3: -0.1}), 12).finding is BisectionFinding.REVERSED
-
-
-def test_noise_that_hides_a_loss_is_undecided() -> None:
-    found = search(machine({3: 0.02}, noise=0.1), 12)
-    assert (found.finding, found.reason) == (BisectionFinding.UNDECIDED, "noise")
+    noisy = search(machine({3: 0.02}, noise=0.1), 12)
+    assert (noisy.finding, noisy.reason) == (BisectionFinding.UNDECIDED, "noise")
 
 
 def test_a_budget_that_ends_leaves_suspects() -> None:

@@ -37,6 +37,7 @@ from measuring import in_a_terminal
         ),
         (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results to judge"),
         (["compare", ARC4], "there are no results yet"),
+        (["compare", RESULTS], f"{RESULTS} is taken as the baseline, given alone: "),
         (["compare", "nope.json"], "nope.json: No such file or directory; check the path"),
         (["show"], "there are no results yet"),
         (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),
@@ -70,13 +71,11 @@ def test_an_unknown_option_is_answered_with_the_usage(command: str, option: str,
     assert answer.stderr.endswith(said)
 
 
-def test_help_is_the_help_as_a_command_too() -> None:
+def test_help_is_the_help_as_a_command_too_and_has_the_example_of_its_page() -> None:
     assert gpuscale("help").stdout == gpuscale("--help").stdout
-    assert gpuscale("help", "show").stdout == gpuscale("show", "--help").stdout
-
-
-def test_the_help_of_a_night_has_the_example_of_its_page() -> None:
-    example = gpuscale("night", "--help").stdout.split("example:\n  ")[1].splitlines()[0]
+    said = gpuscale("night", "--help").stdout
+    assert gpuscale("help", "night").stdout == said
+    example = said.split("example:\n  ")[1].splitlines()[0]
     assert f"$ {example} " in (REPOSITORY / "docs/nightly.md").read_text("utf-8")
 
 
@@ -116,12 +115,6 @@ def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path)
     when = f"measured {moment}, 3 days ago"
     assert line == f"gpuscale: the newest results: {place}, {when}"
     assert gpuscale("compare", ARC4, newest).stderr == ""
-
-
-def test_a_file_given_alone_is_named_as_the_baseline_without_results(tmp_path: Path) -> None:
-    answer = gpuscale("compare", RESULTS, cwd=tmp_path)
-    assert answer.returncode == 2
-    assert f"{RESULTS} is taken as the baseline, given alone: " in answer.stderr
 
 
 def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: Path) -> None:

@@ -51,35 +51,32 @@ def test_only_a_credible_number_is_advised(
     assert required_runs(row, lambda runs: runs >= needed, made=made) == advised
 
 
-def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
-    before, now = baseline({1: NOISY}), measured({1: [0.096, 0.105, 0.102]})
-    (compared,) = compare(before, [now]).entries
-    plan = SequentialPlan(fewest_runs=3, most_runs=8)
-    rule = DecidedVerdict(baseline=before, plan=plan)
-    (looked,) = rule.verdict_after(now).entries
-    assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
-    assert compared.further_runs == looked.entry.further_runs
-
-
 @pytest.mark.parametrize("slower", [1.1, 1.25, 1.3, 1.4])
 def test_a_session_finds_the_change_that_a_comparison_of_its_files_finds(slower: float) -> None:
+    levels = ((0.1, 0.11), (0.106, 0.1078), (0.094, 0.1122))
+    levels += ((0.103, 0.1111), (0.097, 0.1089), (0.1, 0.11))
     nights = [
-        measured({n: [of * f for f in QUIET_THEN[:3]] for n, of in levels.items()}, job_id=name)
-        for name, levels in (
-            *(("a", {1: 0.1, 2: 0.11}), ("b", {1: 0.106, 2: 0.1078}), ("c", {1: 0.094, 2: 0.1122})),
-            *(("d", {1: 0.103, 2: 0.1111}), ("e", {1: 0.097, 2: 0.1089}), ("f", {1: 0.1, 2: 0.11})),
+        measured(
+            {n: [each * f for f in QUIET_THEN[:3]] for n, each in enumerate(of, 1)}, job_id=name
         )
+        for name, of in zip("abcdef", levels, strict=True)
     ]
     before = baseline_from_results(nights, name="b", cluster="c")
     times = {1: 0.1, 2: 0.11 * slower}
     now = measured({n: [of * f for f in QUIET_THEN[:4]] for n, of in times.items()})
-    rule = DecidedVerdict(baseline=before, plan=SequentialPlan(fewest_runs=3, most_runs=8))
-    of_session = rule.verdict_after(now).comparison.entries[1]
+    plan = SequentialPlan(fewest_runs=3, most_runs=8)
+    of_session = DecidedVerdict(baseline=before, plan=plan).verdict_after(now).comparison.entries[1]
     compared = compare(before, [now]).entries[1]
     assert of_session.verdict is compared.verdict
     if compared.verdict is Verdict.REGRESSED:
         assert of_session.finding is compared.finding
         assert (of_session.change, of_session.reason) == (compared.change, compared.reason)
+    # And both advise as many further runs.
+    before, now = baseline({1: NOISY}), measured({1: [0.096, 0.105, 0.102]})
+    (looked,) = DecidedVerdict(baseline=before, plan=plan).verdict_after(now).entries
+    (compared,) = compare(before, [now]).entries
+    assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
+    assert compared.further_runs == looked.entry.further_runs
 
 
 def test_a_loss_that_chance_may_explain_says_so_and_at_which_level() -> None:

@@ -103,21 +103,14 @@ def test_slower_training_is_the_finding_also_where_it_costs_more_energy() -> Non
     assert _metric(row, ENERGY).verdict is Verdict.REGRESSED
 
 
-def test_constant_memory_does_not_alarm_on_one_byte() -> None:
-    (row,) = _compared(USUAL | {"peak_memory_bytes": 4 * GIB + 1}).entries
+def test_constant_memory_alarms_on_one_byte_only_if_neither_margin_nor_deviation_allow_it() -> None:
+    one_more = USUAL | {"peak_memory_bytes": 4 * GIB + 1}
+    (row,) = _compared(one_more).entries
     assert _metric(row, MEMORY).verdict is Verdict.OK
-
-
-def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_declared() -> None:
-    exact = Tolerances(
-        overrides=(
-            ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0),
-        )
-    )
-    (row,) = _compared(USUAL | {"peak_memory_bytes": 4 * GIB + 1}, tolerances=exact).entries
-    assert row.finding is MEMORY
-    (row,) = _compared(USUAL, tolerances=exact).entries
-    assert row.verdict is Verdict.OK
+    none = ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0)
+    for now, finding in ((one_more, MEMORY), (USUAL, None)):
+        (row,) = _compared(now, tolerances=Tolerances(overrides=(none,))).entries
+        assert (row.finding, row.verdict is Verdict.OK) == (finding, finding is None)
 
 
 def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step() -> None:

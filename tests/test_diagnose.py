@@ -131,16 +131,10 @@ def test_late_data_that_hide_the_communication_are_not_called_slow_computing() -
     assert cause.kind is CauseKind.DATA
 
 
-def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
+def test_clocks_of_gpus_that_wait_for_data_and_what_a_device_always_lacked_are_no_causes() -> None:
     (cause,) = causes(replace(LATE, clock=SLOW_CLOCK.clock), telemetry=True)
     assert cause.kind is CauseKind.DATA
-
-
-def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:
-    def worn(summary: GpuSummary) -> GpuSummary:
-        return with_values(summary, pcie_width=8)
-
-    (cause,) = causes(SLOW, telemetry=True, devices=worn)
+    (cause,) = causes(SLOW, telemetry=True, devices=lambda gpu: with_values(gpu, pcie_width=8))
     assert cause.kind is CauseKind.COMPUTE
 
 

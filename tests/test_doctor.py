@@ -13,9 +13,8 @@ from gpuscale.measure.telemetry.doctor import ExaminedGpu
 
 
 @pytest.fixture
-def with_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def with_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
-    return monkeypatch
 
 
 def doctor(*arguments: str, **variables: str) -> tuple[int, str]:
@@ -25,10 +24,9 @@ def doctor(*arguments: str, **variables: str) -> tuple[int, str]:
     return result.returncode, result.stdout
 
 
-def problems_of(*devices: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def problems_of(devices: str, **variables: str) -> list[str]:
     """The problems found on a machine with these devices of the library."""
-    monkeypatch.setenv("FAKE_NVML_FLEET", ",".join(map(str, devices)))
-    code, text = doctor("--format", "json")
+    code, text = doctor("--format", "json", FAKE_NVML_FLEET=devices, **variables)
     problems: list[str] = json.loads(text)["problems"]
     assert code == (1 if problems else 0)
     return problems
@@ -48,11 +46,11 @@ def test_a_machine_without_a_driver_has_no_problem_and_says_so() -> None:
     ("answer", "code", "shown"),
     [("18", 1, "NVML/RM version mismatch"), ("9", 0, "its kernel module is not loaded")],
 )
+@pytest.mark.usefixtures("with_driver")
 def test_a_driver_that_does_not_work_is_a_problem_and_one_that_is_not_loaded_is_none(
-    with_driver: pytest.MonkeyPatch, answer: str, code: int, shown: str
+    answer: str, code: int, shown: str
 ) -> None:
-    with_driver.setenv("FAKE_NVML_INIT", answer)
-    found, text = doctor()
+    found, text = doctor(FAKE_NVML_INIT=answer)
     assert (found, shown in text) == (code, True)
     assert ("reload it, or reboot after an update" in text) is (code == 1)
 
@@ -65,23 +63,17 @@ def test_a_gpu_that_has_just_gone_idle_is_not_busy() -> None:
     assert not ExaminedGpu(number=0).is_busy
 
 
-def test_a_gpu_of_another_job_is_no_problem(with_driver: pytest.MonkeyPatch) -> None:
-    assert problems_of(0, 98, 1, monkeypatch=with_driver) == []
-    _, text = doctor()
-    assert "GPU 2  Fake V100 B" in text
+@pytest.mark.usefixtures("with_driver")
+def test_a_gpu_of_another_job_is_no_problem_and_one_that_answers_nothing_is() -> None:
+    assert problems_of("0,98,1") == []
+    assert "GPU 2  Fake V100 B" in doctor(FAKE_NVML_FLEET="0,98,1")[1]
+    lost = problems_of("0,1", FAKE_NVML_FAIL="1:utilization:0:0:15")
+    assert lost == ["GPU 1 does not answer (GPU is lost): reset it or reboot"]
 
 
-def test_a_gpu_that_answers_nothing_is_a_problem(with_driver: pytest.MonkeyPatch) -> None:
-    with_driver.setenv("FAKE_NVML_FAIL", "1:utilization:0:0:15")
-    found = problems_of(0, 1, monkeypatch=with_driver)
-    assert found == ["GPU 1 does not answer (GPU is lost): reset it or reboot"]
-
-
-def test_json_has_what_each_gpu_answers_or_why_it_does_not(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    with_driver.setenv("FAKE_NVML_FLEET", "2")
-    code, text = doctor("--format", "json")
+@pytest.mark.usefixtures("with_driver")
+def test_json_has_what_each_gpu_answers_or_why_it_does_not() -> None:
+    code, text = doctor("--format", "json", FAKE_NVML_FLEET="2")
     document = json.loads(text)
     assert (code, document["format"], document["version"]) == (0, "gpuscale-doctor", 1)
     (gpu,) = document["gpus"]

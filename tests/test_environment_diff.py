@@ -106,23 +106,15 @@ def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> N
     assert compared >= {*Environment.__struct_fields__} - left_out
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (EnvironmentChange(name="cpu_count", before=("8",), after=("4",)), "CPU cores 8 → 4"),
-        (EnvironmentChange(name="NCCL_ALGO", before=("a",), after=("b",)), "NCCL_ALGO a → b"),
-        (
-            EnvironmentChange(name="host", before=tuple("abcd"), after=tuple("efghi")),
-            "host a, b, c, d → e, f, g, h and 1 more",
-        ),
-        (
-            EnvironmentChange(name="GPU", before=(), after=("A",), host="node1"),
-            "GPU A of node1 is new",
-        ),
-    ],
-)
-def test_a_change_shows_its_first_values(change: EnvironmentChange, text: str) -> None:
-    assert environment_text(change) == text
+def test_a_change_shows_its_first_values() -> None:
+    def text(name: str, before: str, after: str, host: str | None = None) -> str:
+        change = EnvironmentChange(name=name, before=tuple(before), after=tuple(after), host=host)
+        return environment_text(change)
+
+    assert text("cpu_count", "8", "4") == "CPU cores 8 → 4"
+    assert text("NCCL_ALGO", "a", "b") == "NCCL_ALGO a → b"
+    assert text("host", "abcd", "efghi") == "host a, b, c, d → e, f, g, h and 1 more"
+    assert text("GPU", "", "A", "node1") == "GPU A of node1 is new"
 
 
 def test_a_value_that_only_some_nodes_have_is_said_with_those_nodes() -> None:

@@ -217,18 +217,12 @@ def test_windows_begin_after_the_warm_up_and_are_as_long_as_planned() -> None:
     assert known(windows_of(told(*range(12)).stretches, PLAN)).spans == []
 
 
-def test_lines_every_so_many_steps_end_the_windows() -> None:
-    windows = known(windows_of(told(*range(0, 400, 8)).stretches, PLAN))
-    assert windows.steps == 8
-
-
-def test_moments_between_the_lines_of_a_bar_are_interpolated() -> None:
+def test_windows_end_with_lines_of_many_or_of_long_steps_and_else_between_them() -> None:
+    assert known(windows_of(told(*range(0, 400, 8)).stretches, PLAN)).steps == 8
+    long = known(windows_of(told(*range(0, 100, 10), pace_s=3.0).stretches, PLAN))
+    assert (long.steps, long.wanted) == (10, 10)
+    # The lines of a bar.
     assert durations(told(*[*range(0, 200, 7), *range(203, 400, 9)])) == pytest.approx([0.7] * 54)
-
-
-def test_steps_longer_than_a_window_make_windows_of_one_line_each() -> None:
-    windows = known(windows_of(told(*range(0, 100, 10), pace_s=3.0).stretches, PLAN))
-    assert (windows.steps, windows.wanted) == (10, 10)
 
 
 def test_a_gap_between_two_epochs_is_in_no_window() -> None:
