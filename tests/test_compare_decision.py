@@ -53,8 +53,8 @@ def test_only_a_credible_number_is_advised(
 
 @pytest.mark.parametrize("slower", [1.1, 1.25, 1.3, 1.4])
 def test_a_session_finds_the_change_that_a_comparison_of_its_files_finds(slower: float) -> None:
-    levels = ((0.1, 0.11), (0.106, 0.1078), (0.094, 0.1122))
-    levels += ((0.103, 0.1111), (0.097, 0.1089), (0.1, 0.11))
+    levels = [(0.1, 0.11), (0.106, 0.1078), (0.094, 0.1122)]
+    levels += [(0.103, 0.1111), (0.097, 0.1089), (0.1, 0.11)]
     nights = [
         measured(
             {n: [each * f for f in QUIET_THEN[:3]] for n, each in enumerate(of, 1)}, job_id=name
