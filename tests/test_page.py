@@ -2,23 +2,26 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 
 import pytest
 from browser import seen_in_chromium
-from builders import results_text
-from builders.nights import CNN, RESNET, Fault, Night, baseline_of, write_night
+from builders import baseline, environment, measured, results, results_text, run
+from builders.nights import CNN, RESNET, Fault, Night, baseline_of, results_of_night, write_night
 from changing import replace
 from command_line import gpuscale, refusal
+from statements import known
 from test_over_nights import write_nights
 
 from gpuscale.analysis.history import history_of
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
+from gpuscale.records import Environment, Results
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.page import readable, write_index
+from gpuscale.reports.page import Section, Subject, Table, readable, write_index
+from gpuscale.reports.page.sections import machines, measured_headline, nights
 from gpuscale.store.campaign_folders import NightRecord, record_files
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import leave_out, read_results
@@ -244,3 +247,76 @@ def luminance(colour: str) -> float:
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
+    first = replace(environment(), torch_version="2.11")
+    several = [
+        results(run(1, 1.0), run(2, None), where=first),
+        results(run(4, 1.0), where=replace(first, torch_version="2.12")),
+    ]
+    said = dict(measured_headline(Subject(results=several)))
+    assert said["MEASURED"] == (
+        "2 of 3 rows, since no run of the others is valid; no baseline was given, so nothing is "
+        "judged"
+    )
+    # The software is that of the first file, which also names the place.
+    assert "2.11" in said["software"]
+    alone = dict(measured_headline(Subject(results=several[1:])))
+    assert alone["MEASURED"] == "1 row; no baseline was given, so nothing is judged"
+
+
+def cells(found: Section | None) -> dict[str, list[str]]:
+    """Return the texts of each row of a section's table, with the small type of its first cell."""
+    (table,) = known(found).tables
+    assert isinstance(table, Table)
+    words = {}
+    for row in table.rows:
+        label, *texts = row.values()
+        words[f"{label.text} {label.below}".strip()] = [text.text for text in texts]
+        tones = {text.tone for text in texts}
+        assert tones == ({"doubt"} if label.below else {""})
+    return words
+
+
+def on(host: str, **changes: object) -> Environment:
+    return replace(environment(job_id=host), host=host, **changes)
+
+
+def test_machines_are_named_on_both_sides_and_only_what_differs_is_marked() -> None:
+    now: Sequence[Results] = [
+        replace(measured({1: [1.0]}), environment=on("n1", driver_version="580", launcher="slurm")),
+        replace(measured({1: [1.0]}), environment=on("n2", driver_version="580", launcher="slurm")),
+    ]
+    then = replace(baseline({1: [1.0]}), environments={"a": on("n1", driver_version="570")})
+    found = cells(machines(Subject(results=now, baseline=then)))
+    assert found["driver differs"] == ["570", "580"]
+    assert found["host differs"] == ["n1", "n1, n2"]
+    # Machine and job are others anyway, and what is unknown is no difference.
+    assert found["job"][0] == "n1"
+    assert found["launcher"] == ["–", "slurm"]
+    assert "machine" in found
+    assert "devices" in found
+    alone = cells(machines(Subject(results=now)))
+    assert alone["host"] == ["n1, n2"]
+    assert "devices" in alone
+
+
+def series(faster: float) -> list[Results]:
+    """Return twelve nights of which the last four are faster by a factor."""
+    return [
+        results_of_night(
+            Night(job=str(day), day=day, faster=faster if day >= 8 else 1.0, gpus=(1, 2))
+        )
+        for day in range(12)
+    ]
+
+
+@pytest.mark.parametrize(("faster", "tone"), [(0.8, "loss"), (1.25, "pass")])
+def test_the_changes_of_nights_are_marked_as_losses_or_gains(faster: float, tone: str) -> None:
+    found = series(faster)
+    section = known(nights(Subject(results=found, history=history_of(found))))
+    assert {block.tone for block in section.blocks} == {tone}
+    assert section.title == "History"
+    assert section.intro.endswith(".")
+    assert nights(Subject(results=found)) is None
