@@ -17,7 +17,7 @@ from gpuscale.analysis.steps import Step
 from gpuscale.judge.diagnose.causes import environment, lost_parts
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import NodeEvidence, Run
-from gpuscale.reports import cause_words
+from gpuscale.reports import cause_evidence, cause_words
 
 WELL = {
     "GDRDMA": "on",
@@ -54,7 +54,7 @@ def evidence(
 ) -> list[str]:
     """Return the evidence that is shown below the causes of a row."""
     known = with_nodes(after or step(communication_s=3.0), then, now)
-    return [text for cause in lost_parts(known, ()) for text in cause_words.evidence(cause)]
+    return [text for cause in lost_parts(known, ()) for text in cause_evidence.evidence(cause)]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_comparison_has_the_change_below_its_cause() -> None:
     now = replace(now, runs=on_nodes(now.runs, n1=WELL, n3=off))
     (cause, *_) = diagnosed(before, now)[4].causes
     assert cause.kind == "communication"
-    assert cause_words.evidence(cause) == ("GDRDMA on → off on n3",)
+    assert cause_evidence.evidence(cause) == ("GDRDMA on → off on n3",)
 
 
 def test_the_phases_show_how_the_ranks_were_connected() -> None:

@@ -30,14 +30,8 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
 from gpuscale.records.evidence import HostLoad, NodeEvidence
-from gpuscale.reports.cause_words import (
-    NEXT_STEPS,
-    NOT_ESTABLISHED,
-    WORDS,
-    evidence,
-    next_step,
-    whole_line,
-)
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, next_step, whole_line
 
 
 def step(

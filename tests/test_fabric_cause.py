@@ -15,7 +15,8 @@ from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.diagnose.symptoms import port_symptoms
 from gpuscale.records import Cause, CauseKind, NodeEvidence, Results
 from gpuscale.records.ports import Port
-from gpuscale.reports.cause_words import evidence, headline
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import headline
 
 SLOW_LINK = Fault(communication_s=0.03, gpus=frozenset({4}))
 OTHER = Port(name="mlx5_0 port 1", kind="infiniband", state="active", rate_gbit_s=400)

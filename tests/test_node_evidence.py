@@ -22,7 +22,8 @@ from gpuscale.records import NodeEvidence, Run
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.ports import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, Growth, Port
 from gpuscale.records.record import from_json, to_json
-from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import whole_line
 
 SNMP = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: InSegs RetransSegs\nTcp: 9 {}"
 NETSTAT = "TcpExt: TCPTimeouts TCPAbortFailed\nTcpExt: {} 0"

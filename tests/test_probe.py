@@ -26,7 +26,7 @@ from gpuscale.judge.diagnose.evidence import probe_changes
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Probe
 from gpuscale.records.probes import MATRIX, PAIR, PROBES, SEND, probes_for
-from gpuscale.reports.cause_words import evidence
+from gpuscale.reports.cause_evidence import evidence
 
 DEVICES = [(f"nid{node:04}", gpu) for node in range(4) for gpu in range(4)]
 SPREAD, NOISE = 0.01, 0.002

@@ -14,7 +14,8 @@ from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
 from gpuscale.records.cause import Cause, CauseKind
-from gpuscale.reports.cause_words import evidence, next_step, whole_line
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import next_step, whole_line
 from gpuscale.reports.reason_words import reason_text, statement_text
 
 pytestmark = pytest.mark.thorough

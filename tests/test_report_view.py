@@ -20,13 +20,8 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
-from gpuscale.reports.cause_words import (
-    NEXT_STEPS,
-    NOT_ESTABLISHED,
-    evidence,
-    next_step,
-    whole_line,
-)
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, next_step, whole_line
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.comparison.rows import detail_lines
 from gpuscale.reports.comparison.texts import text as text_of

@@ -23,7 +23,8 @@ from gpuscale.records.campaigns import (
 from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import document_text
-from gpuscale.reports.cause_words import evidence, headline
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import headline
 from gpuscale.reports.columns import Column, csv_text
 from gpuscale.reports.comparison.formats import family
 from gpuscale.reports.phrases import interval_text

@@ -1,28 +1,26 @@
-"""Texts on the causes of losses: headlines, statements, evidence and next steps."""
+"""Texts on the causes of losses: headlines, statements and next steps."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
-from gpuscale.base.grouping import by_key
-from gpuscale.base.text import counted, format_bytes, format_seconds, whole_percent
-from gpuscale.records import EnvironmentChange, MetricSpec, Probe
+from gpuscale.base.text import counted, whole_percent
+from gpuscale.records import EnvironmentChange, MetricSpec
 from gpuscale.records.cause import (
     LINKS,
     Cause,
     CauseKind,
-    ComparedWith,
     DeviceSymptom,
-    PhaseChange,
     PortSymptom,
-    ProbeChange,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
-from gpuscale.records.probes import PROBES
 from gpuscale.reports import phrases
-
-_Kind = TypeVar("_Kind")
+from gpuscale.reports.cause_evidence import (
+    device_text,
+    duration,
+    evidence_of,
+    port_text,
+    symptom_text,
+)
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
@@ -61,23 +59,6 @@ def scope(cause: Cause, device: str) -> str:
     return f"{where}, not on {phrases.devices_text(device, *spared)}"
 
 
-def evidence(cause: Cause) -> tuple[str, ...]:
-    """Return facts that support a cause; empty if the headline contains the only one."""
-    if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
-        return ()
-    phases = ", ".join(
-        f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
-        for phase in _of_type(PhaseChange, cause)
-    )
-    return (
-        *([phases] if phases else []),
-        *_device_facts(_of_type(DeviceSymptom, cause)),
-        *_port_facts(_of_type(PortSymptom, cause)),
-        *map(environment_text, _of_type(EnvironmentChange, cause)),
-        *_probe_facts(_of_type(ProbeChange, cause)),
-    )
-
-
 def next_step(cause: Cause) -> str:
     """Return what the user should run or check next; empty if the cause suggests nothing."""
     if cause.remedy is None:
@@ -101,9 +82,9 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     grown_s = sorted(map(_grown_s, (cause, *alike)))
     added = phrases.format_range(
-        [f"{'+' if each >= 0 else ''}{_duration(each, 2)}" for each in grown_s]
+        [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in grown_s]
     )
-    took = f"{_duration(cause.after_s)} a step {_baseline(cause)}"
+    took = f"{duration(cause.after_s)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 
 
@@ -112,26 +93,20 @@ def _grown_s(cause: Cause) -> float:
     return (cause.after_s or 0.0) - (cause.before_s or 0.0)
 
 
-def _duration(seconds: float | None, digits: int = 3) -> str:
-    """Format a duration, which noise may have made negative: `−5.80 ms`."""
-    seconds = seconds or 0.0
-    return f"{'−' if seconds < 0 else ''}{format_seconds(abs(seconds), digits)}"
-
-
 def _baseline(cause: Cause) -> str:
     """Return the part's duration in the baseline, and by how much communication got shorter."""
-    baseline = f"(baseline: {_duration(cause.before_s)})"
+    baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):
         return baseline
-    return f"{baseline}, {_duration(back_s)} of it taken back by shorter exposed communication"
+    return f"{baseline}, {duration(back_s)} of it taken back by shorter exposed communication"
 
 
 def _link(cause: Cause) -> str:
     if cause.kind is CauseKind.FABRIC:
-        first, *more = _of_type(PortSymptom, cause)
+        first, *more = evidence_of(PortSymptom, cause)
         others = f"; {len(more)} more" if more else ""
-        return f" ({first.host} {first.port}: {_port_fact(first)}{others})"
+        return f" ({first.host} {first.port}: {port_text(first)}{others})"
     return f" ({cause.kind})" if cause.kind in LINKS else ""
 
 
@@ -159,7 +134,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         runs = f" (in {seen} of {counted(of, 'run')})"
     return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} "
-        f"{_duration(cause.after_s)} a step behind the median rank{how} {_baseline(cause)}, "
+        f"{duration(cause.after_s)} a step behind the median rank{how} {_baseline(cause)}, "
         f"and the others wait{runs}"
     )
 
@@ -174,23 +149,23 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
-    first = _of_type(DeviceSymptom, cause)[0]
-    return f"{_symptom(first)} on {device_text(first.uuid, first.host)}{_and_more(cause)}", (
+    first = evidence_of(DeviceSymptom, cause)[0]
+    return f"{symptom_text(first)} on {device_text(first.uuid, first.host)}{_and_more(cause)}", (
         "it was not there in the baseline; how much time it costs is unknown"
     )
 
 
 def _clocks_without_phases(cause: Cause, *_: str) -> tuple[str, str]:
-    symptoms = _of_type(DeviceSymptom, cause)
+    symptoms = evidence_of(DeviceSymptom, cause)
     first, count = symptoms[0], len({symptom.uuid for symptom in symptoms})
     where = device_text(first.uuid, first.host) if count == 1 else f"{count} GPUs"
-    return f"clocks: {_symptom(first)} on {where}", (
+    return f"clocks: {symptom_text(first)} on {where}", (
         "low enough to explain at least half of the loss; whether the GPUs also waited is unknown"
     )
 
 
 def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
-    lost = " and ".join(metric.words for metric in _of_type(MetricSpec, cause))
+    lost = " and ".join(metric.words for metric in evidence_of(MetricSpec, cause))
     return cause.kind, f"the step times do not explain why {lost} got worse"
 
 
@@ -214,7 +189,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "clocks_without_phases": _clocks_without_phases,
     "device_fault": _device_fault,
     "environment_changed": lambda cause, *_: (
-        f"changed: {environment_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
+        f"changed: {environment_text(evidence_of(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone does not make it the cause",
     ),
     "other_metrics": _other_metrics,
@@ -285,107 +260,5 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 """Next steps by code; words in brackets are left out if the hosts are known to be idle."""
-_NAMED_PORTS = 3
 _LEAST_BACK = 0.01
 """Smallest reported part of an increase that shorter communication gave back."""
-_EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
-"""Codes of causes whose headline contains the evidence if there is only one piece of it."""
-_COUNTERS = {
-    "sm_clock_mean_mhz": ("SM clock {} MHz", "{} MHz"),
-    "memory_clock_mean_mhz": ("memory clock {} MHz", "{} MHz"),
-    "power_limit_w": ("power limit {} W", "{} W"),
-    "pcie_width": ("PCIe x{}", "x{}"),
-    "pcie_generation": ("PCIe generation {}", "generation {}"),
-    "nvlink_active_min": ("{} NVLink links active", "{}"),
-    "xgmi_active_min": ("{} XGMI links active", "{}"),
-}
-"""Templates for a value that is too low and for the usual value, keyed by counter."""
-_PORT_FACTS = {
-    "state": "{} → {}",
-    "rate_gbit_s": "rate {:g} → {:g} Gb/s",
-    "width": "{:g} → {:g} lanes",
-    "pcie_gt_s": "PCIe {:g} → {:g} GT/s",
-    "pcie_width": "PCIe x{:g} → x{:g}",
-}
-_COMPARED_WITH = {
-    ComparedWith.BASELINE: ", {} in the baseline",
-    ComparedWith.OTHER_GPUS: ", {} on the other GPUs",
-    ComparedWith.MOST: " of {}",
-}
-
-
-def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
-    for each in changes:
-        probe = each.probe
-        if not each.is_slower:
-            yield "probes as in the baseline: not confirmed"
-            continue
-        size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
-        compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
-        yield (
-            f"probe: {probe.name}{size} {phrases.interval_text(each.change)} on "
-            f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
-        )
-
-
-def probe_place(probe: Probe) -> str:
-    """Return the name of the device or link that was probed: `node1 GPU 3`, or `node1 → node2`."""
-    to = "" if probe.peer is None else f" → {probe.peer}"
-    return f"{probe.host}{to}" if probe.device is None or to else f"{probe.host} {probe.device}"
-
-
-def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
-    """Yield a text for each device or group of devices with the same symptoms."""
-    texts = by_key(((each.uuid, each.host), _symptom(each)) for each in symptoms)
-    alike = by_key(("; ".join(own), device) for device, own in texts.items())
-    for text, devices in alike.items():
-        hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
-        several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
-        yield f"{device_text(*devices[0]) if len(devices) == 1 else several}: {text}"
-
-
-def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
-    """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
-    facts = by_key((f"{each.host} {each.port}", _port_fact(each)) for each in symptoms)
-    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
-    if len(facts) > _NAMED_PORTS:
-        yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"
-    if any(symptom.fact in PORT_COUNTERS_BY_NAME for symptom in symptoms):
-        yield "counters are the host's: traffic of other jobs may be in them"
-
-
-def _port_fact(symptom: PortSymptom) -> str:
-    if symptom.fact in _PORT_FACTS:
-        return _PORT_FACTS[symptom.fact].format(symptom.usual or "unknown", symptom.now)
-    least = "at least " if symptom.is_floor else ""
-    before = f"{symptom.usual:,} before" if symptom.usual else "none before"
-    words = PORT_COUNTERS_BY_NAME[symptom.fact].words
-    return f"{least}+{symptom.now:,} {words} a run, {before}"
-
-
-def _symptom(symptom: DeviceSymptom) -> str:
-    """Describe a symptom and the value it is compared with: `PCIe x8, x16 in the baseline`."""
-    now, usual = symptom.now, symptom.usual or 0.0
-    if symptom.kind in (CauseKind.NVLINK, CauseKind.XGMI) and symptom.usual is None:
-        return f"{now:.0f} new {symptom.kind} errors"
-    if symptom.counter == "ecc_uncorrected":
-        return f"{now:.0f} memory error{'' if now == 1 else 's'} that ECC could not correct"
-    if symptom.reason is not None:
-        text = f"{symptom.reason} in {whole_percent(now)} of the samples"
-        then = f"in {whole_percent(usual)}"
-    else:
-        this, other = _COUNTERS[symptom.counter]
-        text, then = this.format(f"{now:.0f}"), other.format(f"{usual:.0f}")
-    heat_c = symptom.temperature_max_c
-    heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
-    return text + _COMPARED_WITH[symptom.beside].format(then) + heat
-
-
-def device_text(uuid: str, host: str | None = None) -> str:
-    """Return a device's name, `GPU-ab12… on node1`; `GPU-` is added to UUIDs that lack it."""
-    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return name if host is None else f"{name} on {host}"
-
-
-def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
-    return [each for each in cause.evidence if isinstance(each, kind)]

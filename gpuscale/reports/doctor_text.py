@@ -13,7 +13,7 @@ from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
 from gpuscale.records.ports import Port
 from gpuscale.records.probes import PROBES
-from gpuscale.reports.cause_words import probe_place
+from gpuscale.reports.cause_evidence import probe_place
 from gpuscale.reports.phrases import UNKNOWN, counted, load_text
 from gpuscale.reports.screen import table
 

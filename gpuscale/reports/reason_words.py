@@ -17,7 +17,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.reports.cause_words import device_text
+from gpuscale.reports.cause_evidence import device_text
 from gpuscale.reports.phrases import (
     SEVERAL_UNITS,
     UNCERTAIN,

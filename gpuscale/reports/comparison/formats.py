@@ -21,7 +21,7 @@ from gpuscale.records import (
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.records.probes import probes_for
 from gpuscale.records.record import document_text
-from gpuscale.reports import cause_words
+from gpuscale.reports import cause_evidence, cause_words
 from gpuscale.reports.columns import SCALING, Column, Format, csv_text, fields_of
 from gpuscale.reports.comparison import View, texts
 from gpuscale.reports.comparison.rows import Row, finding_of
@@ -131,7 +131,7 @@ def _entry(row: Row) -> dict[str, object]:
                 "ranks": cause.ranks,
                 "hosts": cause.hosts,
                 "device_uuids": cause.device_uuids,
-                "evidence": cause_words.evidence(cause),
+                "evidence": cause_evidence.evidence(cause),
                 "probes": probes_for(cause.code),
                 "next_step": cause_words.next_step(cause),
             }

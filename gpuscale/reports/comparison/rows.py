@@ -26,7 +26,8 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
+from gpuscale.reports.cause_evidence import evidence
+from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
 

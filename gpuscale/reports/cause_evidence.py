@@ -1,0 +1,150 @@
+"""Texts on the evidence for causes: phases, symptoms of devices and ports, changes and probes."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from gpuscale.base.grouping import by_key
+from gpuscale.base.text import counted, format_bytes, format_seconds, whole_percent
+from gpuscale.records import EnvironmentChange, Probe
+from gpuscale.records.cause import (
+    Cause,
+    CauseKind,
+    ComparedWith,
+    DeviceSymptom,
+    PhaseChange,
+    PortSymptom,
+    ProbeChange,
+)
+from gpuscale.records.environment_diff import environment_text, listed
+from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
+from gpuscale.records.probes import PROBES
+from gpuscale.reports import phrases
+
+_Kind = TypeVar("_Kind")
+_NAMED_PORTS = 3
+_EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
+"""Codes of causes whose headline contains the evidence if there is only one piece of it."""
+_COUNTERS = {
+    "sm_clock_mean_mhz": ("SM clock {} MHz", "{} MHz"),
+    "memory_clock_mean_mhz": ("memory clock {} MHz", "{} MHz"),
+    "power_limit_w": ("power limit {} W", "{} W"),
+    "pcie_width": ("PCIe x{}", "x{}"),
+    "pcie_generation": ("PCIe generation {}", "generation {}"),
+    "nvlink_active_min": ("{} NVLink links active", "{}"),
+    "xgmi_active_min": ("{} XGMI links active", "{}"),
+}
+"""Templates for a value that is too low and for the usual value, keyed by counter."""
+_PORT_FACTS = {
+    "state": "{} → {}",
+    "rate_gbit_s": "rate {:g} → {:g} Gb/s",
+    "width": "{:g} → {:g} lanes",
+    "pcie_gt_s": "PCIe {:g} → {:g} GT/s",
+    "pcie_width": "PCIe x{:g} → x{:g}",
+}
+_COMPARED_WITH = {
+    ComparedWith.BASELINE: ", {} in the baseline",
+    ComparedWith.OTHER_GPUS: ", {} on the other GPUs",
+    ComparedWith.MOST: " of {}",
+}
+
+
+def evidence(cause: Cause) -> tuple[str, ...]:
+    """Return facts that support a cause; empty if the headline contains the only one."""
+    if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
+        return ()
+    phases = ", ".join(
+        f"{phase.name} {duration(phase.before_s)} → {duration(phase.after_s)}"
+        for phase in evidence_of(PhaseChange, cause)
+    )
+    return (
+        *([phases] if phases else []),
+        *_device_facts(evidence_of(DeviceSymptom, cause)),
+        *_port_facts(evidence_of(PortSymptom, cause)),
+        *map(environment_text, evidence_of(EnvironmentChange, cause)),
+        *_probe_facts(evidence_of(ProbeChange, cause)),
+    )
+
+
+def evidence_of(kind: type[_Kind], cause: Cause) -> list[_Kind]:
+    """Return a cause's pieces of evidence of one type."""
+    return [each for each in cause.evidence if isinstance(each, kind)]
+
+
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """Format a duration, which noise may have made negative: `−5.80 ms`."""
+    seconds = seconds or 0.0
+    return f"{'−' if seconds < 0 else ''}{format_seconds(abs(seconds), digits)}"
+
+
+def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
+    for each in changes:
+        probe = each.probe
+        if not each.is_slower:
+            yield "probes as in the baseline: not confirmed"
+            continue
+        size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
+        compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
+        yield (
+            f"probe: {probe.name}{size} {phrases.interval_text(each.change)} on "
+            f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
+        )
+
+
+def probe_place(probe: Probe) -> str:
+    """Return the name of the device or link that was probed: `node1 GPU 3`, or `node1 → node2`."""
+    to = "" if probe.peer is None else f" → {probe.peer}"
+    return f"{probe.host}{to}" if probe.device is None or to else f"{probe.host} {probe.device}"
+
+
+def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
+    """Yield a text for each device or group of devices with the same symptoms."""
+    texts = by_key(((each.uuid, each.host), symptom_text(each)) for each in symptoms)
+    alike = by_key(("; ".join(own), device) for device, own in texts.items())
+    for text, devices in alike.items():
+        hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
+        several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
+        yield f"{device_text(*devices[0]) if len(devices) == 1 else several}: {text}"
+
+
+def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
+    """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
+    facts = by_key((f"{each.host} {each.port}", port_text(each)) for each in symptoms)
+    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
+    if len(facts) > _NAMED_PORTS:
+        yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"
+    if any(symptom.fact in PORT_COUNTERS_BY_NAME for symptom in symptoms):
+        yield "counters are the host's: traffic of other jobs may be in them"
+
+
+def port_text(symptom: PortSymptom) -> str:
+    """Describe a port's symptom: `rate 400 → 200 Gb/s`, or `+12 link errors a run, none before`."""
+    if symptom.fact in _PORT_FACTS:
+        return _PORT_FACTS[symptom.fact].format(symptom.usual or "unknown", symptom.now)
+    least = "at least " if symptom.is_floor else ""
+    before = f"{symptom.usual:,} before" if symptom.usual else "none before"
+    words = PORT_COUNTERS_BY_NAME[symptom.fact].words
+    return f"{least}+{symptom.now:,} {words} a run, {before}"
+
+
+def symptom_text(symptom: DeviceSymptom) -> str:
+    """Describe a symptom and the value it is compared with: `PCIe x8, x16 in the baseline`."""
+    now, usual = symptom.now, symptom.usual or 0.0
+    if symptom.kind in (CauseKind.NVLINK, CauseKind.XGMI) and symptom.usual is None:
+        return f"{now:.0f} new {symptom.kind} errors"
+    if symptom.counter == "ecc_uncorrected":
+        return f"{now:.0f} memory error{'' if now == 1 else 's'} that ECC could not correct"
+    if symptom.reason is not None:
+        text = f"{symptom.reason} in {whole_percent(now)} of the samples"
+        then = f"in {whole_percent(usual)}"
+    else:
+        this, other = _COUNTERS[symptom.counter]
+        text, then = this.format(f"{now:.0f}"), other.format(f"{usual:.0f}")
+    heat_c = symptom.temperature_max_c
+    heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
+    return text + _COMPARED_WITH[symptom.beside].format(then) + heat
+
+
+def device_text(uuid: str, host: str | None = None) -> str:
+    """Return a device's name, `GPU-ab12… on node1`; `GPU-` is added to UUIDs that lack it."""
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return name if host is None else f"{name} on {host}"
