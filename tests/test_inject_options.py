@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import gpuscale, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from measuring import REPOSITORY, run_pytest, write_case
 
 from gpuscale.base.errors import UsageError
-from gpuscale.measure.worker import injections
-from gpuscale.measure.worker.injections import Faults
 from gpuscale.store.results import read_results
-from gpuscale.workload.injections import Injection, parse_injection
+from gpuscale.workload import injections
+from gpuscale.workload.injections import Faults, Injection, parse_injection
 
 WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"
 
@@ -102,7 +100,7 @@ class MadeTime:
     def sleep(self, seconds: float) -> None:
         self.host_s += seconds
 
-    def synchronize(self, device: torch.device) -> None:
+    def synchronize(self) -> None:
         self.host_s = max(self.host_s, self.device_s)
 
     def step(self, asked: Faults, *, host_s: float, device_s: float) -> None:
@@ -119,8 +117,7 @@ def test_a_rank_is_slower_by_its_factor_whether_its_host_or_its_gpu_sets_the_pac
 ) -> None:
     time = MadeTime()
     monkeypatch.setattr(injections, "time", time)
-    monkeypatch.setattr(torch.cuda, "synchronize", time.synchronize)
-    asked = Faults([parse_injection("compute=1.5")], rank=0, device=torch.device("cuda", 0))
+    asked = Faults([parse_injection("compute=1.5")], rank=0, synchronize=time.synchronize)
     time.step(asked, host_s=host_s, device_s=device_s)
     pace_s = time.host_s
     asked.set_pace(pace_s)

@@ -12,12 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.worker.data import Batch, Batches, on_device
-from gpuscale.measure.worker.injections import Faults
 from gpuscale.measure.worker.phases import Phase, PhaseClock
 from gpuscale.measure.worker.precision import autocast_for, set_fp32_mode, validate_precision
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
-from gpuscale.workload.injections import parse_injection
+from gpuscale.workload.injections import Faults, parse_injection
 
 T = TypeVar("T")
 
@@ -127,7 +126,7 @@ class Training:
         # After the case's own code, which often allows TF32.
         set_fp32_mode(asked.precision)
         injections = [parse_injection(text) for text in request.injections]
-        self.faults = Faults(injections, rank=strategy.rank, device=self._device)
+        self.faults = Faults(injections, rank=strategy.rank, synchronize=self.synchronize)
         self.autocast = autocast_for(asked.precision, self._device.type)
         # The scaler does nothing in other precisions.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
