@@ -267,8 +267,8 @@ def test_a_bisection_goes_on_from_the_runs_that_it_has(site: Path) -> None:
     found = bisect(site, "--report", "issue.md")
     assert found.returncode == 0, found.stderr
     assert "FOUND  gears 1 → 2\n" in found.stdout
-    # Each of the runs took 10 s.
-    assert re.search(r"trial 1 of at most 24, at most 1\d\d min \d+ s left\n", found.stderr)
+    # The runs are kept, so that their time says nothing of the time that is left.
+    assert "trial 1 of at most 24\n" in found.stderr
     assert "next   keep gears==1" in found.stdout
     assert re.search("alone in .* −16.. %", found.stdout)
     assert re.search(r"taken back .* [−+]0\.\d %", found.stdout)
@@ -303,8 +303,8 @@ def test_time_that_is_up_starts_no_run(site: Path) -> None:
     found = bisect(site, "--time", "0.00001")
     assert found.returncode == 3
     assert "--time" in found.stdout
-    assert "installing GOOD and BAD; the time for that is not known in advance" in found.stderr
-    assert "at most 27 trials; the longest time is known after the first" in found.stderr
+    assert "installing GOOD and BAD\n" in found.stderr
+    assert "6 packages differ; at most 27 trials; runs are kept in .gpuscale" in found.stderr
     assert not [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]
 
 
@@ -325,8 +325,6 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
         patch.chdir(site)
         log_s = lab.make_run(frozenset({3}))
         assert math.exp(known(log_s)) > 0.045
-        (duration_s,) = lab.durations_s
-        assert duration_s > 1
         (site / "train.py").write_text("raise SystemExit('no data here')")
         assert lab.make_run(frozenset({3})) is None
     assert "no data here" in lab.failure or "command" in lab.failure
@@ -424,9 +422,7 @@ def test_recorded_variables_are_bisected_if_their_packages_are_equal(site: Path)
     recorded(site / "good.jsonl", {"NCCL_ALGO": "Tree", "CUDA_VISIBLE_DEVICES": "1"})
     recorded(site / "bad.jsonl", {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "2", "OMP_X": "3"})
     found = bisect(site, "--time", "0.00001", good="good.jsonl", bad="bad.jsonl")
-    assert "2 variables differ" in found.stderr
-    # The runs of both took 10 s.
-    assert "at most 21 trials; at most 140 min 0 s if runs take as long" in found.stderr
+    assert "2 variables differ; at most 21 trials" in found.stderr
     assert "kernel Linux 2 → Linux 3" in found.stdout
 
 
@@ -491,6 +487,7 @@ def test_the_slow_variable_is_found_and_proved(tmp_path: Path) -> None:
     found = bisect(tmp_path, good="good.jsonl", bad="bad.jsonl")
     assert found.returncode == 0, found.stderr
     assert "FOUND  NCCL_ALGO Tree → Ring\n" in found.stdout
+    assert re.search(r"trial 1 of at most 21, about \d+ min \d+ s left\n", found.stderr)
     assert "next   NCCL_ALGO=Tree" in found.stdout
 
 

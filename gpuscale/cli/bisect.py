@@ -2,12 +2,12 @@
 
 import argparse
 import hashlib
+import itertools
 import math
 import os
 import platform
 import shlex
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.kinds import Applied, Kind, Variables
 from gpuscale.campaigns.bisection.packages import Packages
-from gpuscale.campaigns.bisection.search import Search, most_runs
+from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
     BisectionSide,
     differences_elsewhere,
@@ -96,8 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
     read = [] if arguments.git else [side_of(Path(side)) for side in sides]
     kind = _kind(arguments, sides, read, is_command)
-    runs = [run for side in read for run in side.runs if run.gpus == int(arguments.gpus)]
-    recorded_s = [run.wall_s for run in runs if run.wall_s]
     ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
     asked = repr((ends, measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
@@ -114,14 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
             end_s=end_s,
         )
         try:
-            is_installed = isinstance(kind, Packages)
-            if is_installed:
-                remark("installing GOOD and BAD; the time for that is not known in advance")
-            started_s = time.monotonic()
+            if isinstance(kind, Packages):
+                remark("installing GOOD and BAD")
             with file_errors(folder):
                 kind.prepare(folder / "environments")
-            install_s = (time.monotonic() - started_s) / 2 if is_installed else 0.0
-            found, lines = _searched(runner, plan, arguments.trials, recorded_s, install_s)
+            found, lines = _searched(runner, plan, arguments.trials)
         finally:
             # Results and logs are kept. If this process is killed, the next bisection cleans up.
             shutil.rmtree(folder / "environments", ignore_errors=True)
@@ -158,36 +153,19 @@ def _kind(
 
 
 def _searched(
-    runner: TrialRunner,
-    plan: SequentialPlan,
-    most: int | None,
-    recorded_s: Sequence[float],
-    install_s: float,
+    runner: TrialRunner, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search in at most `most` trials (None: a default); return the result and lines for a report.
-
-    `recorded_s` holds durations of runs in GOOD and BAD; `install_s` is the time per installation.
-    """
+    """Search in at most `most` trials (None: a default); return the result and a report's lines."""
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
     verb = "differ" if len(changes) > 1 else "differs"
     differing = f"{counted(len(changes), kind.noun)} {verb}{moving}"
-    remark(f"{differing}; runs are kept in {os.path.relpath(runner.folder)}")
     most = most or 3 * math.ceil(1.5 * math.log2(len(changes) + 1)) + 12
+    kept = f"runs are kept in {os.path.relpath(runner.folder)}"
+    remark(f"{differing}; at most {counted(most, 'trial')}; {kept}")
     lines = [differing]
-
-    def time_for(trials: int) -> str:
-        """Return the longest time for this number of trials as text; empty if unknown."""
-        if not (known_s := runner.durations_s or recorded_s):
-            return ""
-        runs_s = most_runs(trials, plan) * statistics.fmean(known_s)
-        return format_seconds(runs_s + trials * install_s)
-
-    longest = "the longest time is known after the first"
-    if recorded_s:
-        longest = f"at most {time_for(most)} if runs take as long as those of GOOD and BAD did"
-    remark(f"at most {counted(most, 'trial')}; {longest}")
+    moments_s = [time.monotonic()]
 
     def tell(
         number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
@@ -203,8 +181,11 @@ def _searched(
             rows.append(("from", kind.words_of(sides[0]), None))
             for side, step in zip(sides[1:], steps, strict=True):
                 rows.append((step.answer.value, kind.words_of(side), step.speed))
-        longest = time_for(most - number)
-        left = f", at most {longest} left" if longest and number < most else ""
+        moments_s.append(time.monotonic())
+        # Trials of runs that are kept take no time.
+        longest_s = max(after - before for before, after in itertools.pairwise(moments_s))
+        left_s = longest_s * (most - number)
+        left = f", about {format_seconds(left_s)} left" if left_s > 60 else ""
         trial = f"trial {number} of at most {most}"
         text = trial_text(rows)
         lines.extend((trial, text))

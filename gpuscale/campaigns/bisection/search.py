@@ -22,7 +22,6 @@ from gpuscale.campaigns.bisection.trials import (
     TrialAnswer,
     TrialLimits,
 )
-from gpuscale.judge.stopping import SequentialPlan
 from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
 
 _AT_FIRST = TrialLimits(slower=0.01, like=0.02)
@@ -33,8 +32,6 @@ maximum that the culprits may leave unexplained."""
 _SPLITS = 6
 """Number of split positions to try before changes count as inseparable."""
 _EXTENSIONS = 6
-_SIDES = 3
-"""Usual number of environments in a trial; a trial that confirms several commits has more."""
 _PATIENCE = 2
 """Factor that multiplies the maximum number of runs in trials that confirm a culprit."""
 
@@ -229,12 +226,6 @@ class Search:
             trials=self.trials,
             reason=reason,
         )
-
-
-def most_runs(trials: int, plan: SequentialPlan) -> int:
-    """Return the maximum number of runs that a search makes in this number of trials."""
-    confirming = min(trials, 2 * (_EXTENSIONS + 1))
-    return _SIDES * plan.most_runs * (trials + (_PATIENCE - 1) * confirming)
 
 
 def _union(units: Sequence[Unit]) -> Applied:

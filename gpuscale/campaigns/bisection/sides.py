@@ -13,7 +13,7 @@ from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
 from gpuscale.campaigns.bisection.kinds import last_line
-from gpuscale.records import Environment, Results, Run
+from gpuscale.records import Environment, Results
 from gpuscale.records.environment import without_software
 from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.records.evidence import normalised
@@ -36,8 +36,6 @@ class BisectionSide:
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    runs: tuple[Run, ...] = ()
-    """Runs that were measured in the environment, if it is given as results or a baseline."""
 
 
 def uv_program() -> str:
@@ -75,7 +73,6 @@ def side_of(path: Path) -> BisectionSide:
         python_version=minor or None,
         not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
         recorded=environments,
-        runs=content.runs,
         variables={
             name: value for name, value in last.variables.items() if name not in JOB_VARIABLES
         },

@@ -103,8 +103,6 @@ class TrialRunner:
     options: Sequence[str]
     end_s: float
     """Time on the monotonic clock, in seconds, after which no run is started."""
-    durations_s: list[float] = field(default_factory=list)
-    """Durations of the runs so far, in seconds, without the time to create their environments."""
     environment: Environment | None = None
     """The machine and software of the latest run."""
     failure: str = ""
@@ -120,9 +118,7 @@ class TrialRunner:
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
         run = self._read(path)
-        if run is not None:
-            self.durations_s.append(run.wall_s or 0.0)
-        else:
+        if run is None:
             if time.monotonic() > self.end_s:
                 raise OutOfBudgetError("time")
             with file_errors(path.parent):
@@ -149,7 +145,6 @@ class TrialRunner:
             variables.pop(name, None)
             if value is not None:
                 variables[name] = value
-        started_s = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 self._command(setting, path),
@@ -166,7 +161,6 @@ class TrialRunner:
             finally:
                 process.terminate()
                 process.wait()
-        self.durations_s.append(time.monotonic() - started_s)
 
     def _command(self, setting: Setting, path: Path) -> list[str]:
         words = ["--runs", "1", "--results", str(path.absolute()), *self.options]
