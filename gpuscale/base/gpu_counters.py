@@ -76,8 +76,8 @@ class Field:
     """Function that extracts the number from an answer that is not a number itself."""
     meaning: str = ""
     """Explanation in docs/format.md; empty if the name is clear enough."""
-    shown: str | None = "{}"
-    """Format string for number and unit in `gpuscale doctor`; None to omit the counter there."""
+    shown: str = "{}"
+    """Format string for number and unit in `gpuscale doctor`."""
 
     def number(self, answer: Any) -> float | None:
         """Extract the number from an answer; None if there is no answer."""
@@ -147,19 +147,20 @@ FIELDS = (
     Field("pcie_generation", "pcie_generation", "PCIe", COUNT, "load", "min",
           (Query("nvmlDeviceGetCurrPcieLinkGeneration"),
            Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_speed", take=_GENERATIONS.get)),
+          shown="generation {}",
           meaning="lowest from the start of the first window to the end of the last"),
     Field("pcie_max_generation", "pcie_max_generation", "PCIe", COUNT, "load", "max",
           (Query("nvmlDeviceGetMaxPcieLinkGeneration"),
            Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_speed",
-                 take=_GENERATIONS.get)), shown=None,
+                 take=_GENERATIONS.get)), shown="at most {} under load",
           meaning="highest that this slot allows"),
     Field("pcie_width", "pcie_width", "PCIe", COUNT, "load", "min",
           (Query("nvmlDeviceGetCurrPcieLinkWidth"),
-           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_width")),
+           Query("amdsmi_get_pcie_info", member="pcie_metric.pcie_width")), shown="width x{}",
           meaning="lowest number of lanes in the same time"),
     Field("pcie_max_width", "pcie_max_width", "PCIe", COUNT, "load", "max",
           (Query("nvmlDeviceGetMaxPcieLinkWidth"),
-           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_width")), shown=None,
+           Query("amdsmi_get_pcie_info", member="pcie_static.max_pcie_width")), shown="at most x{}",
           meaning="highest number of lanes that this slot allows"),
     Field("pcie_replays", "pcie_replays", "PCIe replays", ERRORS, "run", "increase",
           (Query("nvmlDeviceGetPcieReplayCounter"),

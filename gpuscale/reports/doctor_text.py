@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
@@ -107,51 +107,21 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
         yield f"  {'firmware':<13} {gpu.firmware}"
     absent = gpu.reading.absent
     for label, fields in by_key((field.label, field) for field in FIELDS).items():
-        texts = [_text(field, gpu) for field in fields if field.moment not in absent]
-        shown = [text for text in texts if text is not None]
+        answers = [(field, gpu.reading.answers.get(field.moment)) for field in fields]
+        shown = [_text(field, answer) for field, answer in answers if answer is not None]
         lacking = [absent[field.moment] for field in fields if field.moment in absent]
         if shown or lacking:
             yield f"  {label:<13} {', '.join(shown) if shown else f'absent: {lacking[0]}'}"
 
 
-def _text(field: Field, gpu: ExaminedGpu) -> str | None:
-    """Format a counter's current value; return None if it is unknown or omitted (`Field.shown`)."""
-    answer = gpu.reading.answers.get(field.moment)
-    if answer is None or field.shown is None:
-        return None
-    if field.moment in _OWN_TEXTS:
-        return _OWN_TEXTS[field.moment](answer, gpu)
-    number = field.number(answer)
-    if number is None:
-        return None
+def _text(field: Field, answer: Any) -> str:
+    """Format a counter's current value."""
+    if field.moment == "clock_event_reasons":
+        return ", ".join(answer) or "none"
+    if field.take is sum:
+        down = [str(link) for link, is_active in enumerate(answer) if not is_active]
+        inactive = f" (inactive: {', '.join(down)})" if down else ""
+        return f"{sum(answer)} of {len(answer)} links active{inactive}"
     forms = {BYTES: format_bytes, SHARE: whole_percent}
-    plain = f"{number:.0f} {field.quantity.unit}".rstrip()
-    return field.shown.format(forms[field.quantity](number) if field.quantity in forms else plain)
-
-
-def _pcie_generation(generation: int, gpu: ExaminedGpu) -> str:
-    most = gpu.reading.answers.get("pcie_max_generation")
-    is_idle = generation < (most or 0) and not gpu.is_busy
-    lowered = " (lowered while idle; runs record it under load)" if is_idle else ""
-    return f"generation {generation} of {most or 'unknown'}{lowered}"
-
-
-def _pcie_width(width: int, gpu: ExaminedGpu) -> str:
-    most = gpu.reading.answers.get("pcie_max_width")
-    return f"width x{width} of {'unknown' if most is None else f'x{most}'}"
-
-
-def _links(active: Sequence[bool], _: ExaminedGpu) -> str:
-    down = [str(link) for link, is_active in enumerate(active) if not is_active]
-    inactive = f" (inactive: {', '.join(down)})" if down else ""
-    return f"{sum(active)} of {len(active)} links active{inactive}"
-
-
-_OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
-    "clock_event_reasons": lambda reasons, _: ", ".join(reasons) or "none",
-    "pcie_generation": _pcie_generation,
-    "pcie_width": _pcie_width,
-    "nvlink_active": _links,
-    "xgmi_active": _links,
-}
-"""Functions for counters that the default format does not suit, keyed by `Field.moment`."""
+    plain = f"{answer:.0f} {field.quantity.unit}".rstrip()
+    return field.shown.format(forms[field.quantity](answer) if field.quantity in forms else plain)

@@ -26,15 +26,11 @@ _BUSY_UTILIZATION = 0.5
 
 _Links = Counter[tuple[str, str | None]]
 _LINKS = {"nvlink_active": "NVLink", "xgmi_active": "XGMI"}
-_TOO_HOT = "slows itself because it is too hot: check fans, air flow and heat sink"
-_SLOWDOWNS = {
-    "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
-    "hw_thermal_slowdown": _TOO_HOT,
-    **dict.fromkeys(("prochot", "socket_thermal", "vr_thermal", "hbm_thermal"), _TOO_HOT),
-    "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
-    "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
-}
-"""Message for each clock event reason that a healthy GPU never reports, most specific first.
+_SLOWDOWNS = (
+    *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slowdown"),
+    *("prochot", "socket_thermal", "vr_thermal", "hbm_thermal"),
+)
+"""Clock event reasons that a healthy GPU never reports.
 
 `sw_power_cap` and `ppt` are not included: many healthy GPUs always train at their power limit.
 """
@@ -184,11 +180,11 @@ def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
             f"had {uncorrected} {errors} that ECC could not correct since its last reset: "
             "drain the node and reset the GPU, and have it replaced if they come back"
         )
-    for reason, sentence in _SLOWDOWNS.items():
-        if reason in answers.get("clock_event_reasons", ()):
-            heat = answers.get("temperature_c")
-            yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
-            break  # more specific reasons accompany hw_slowdown
+    slow = [reason for reason in answers.get("clock_event_reasons", ()) if reason in _SLOWDOWNS]
+    if slow:
+        heat = answers.get("temperature_c")
+        why = ", ".join([*slow, *([] if heat is None else [f"{heat:.0f} °C"])])
+        yield f"slows itself ({why}): check fans, air flow, power supply and power cables"
 
 
 def _inactive_links(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
