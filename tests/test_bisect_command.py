@@ -185,13 +185,13 @@ def test_two_builds_of_one_version_are_named_by_their_places(site: Path) -> None
     assert other.as_uri() in change.text
 
 
-def test_a_wheel_that_cannot_be_installed_is_left_out_and_named(site: Path) -> None:
-    (site / "wheels" / "lens-2-py3-none-any.whl").write_bytes(b"no archive")
-    (site / "wheels" / "gears-2-py3-none-any.whl").unlink()
-    made = environments(site)
-    assert [change.name for change in made.changes] == ["batcher", "codec", "mixer", "nozzle"]
-    assert {each.split()[0] for each in made.not_tried} == {"lens==2", "gears==2"}
-    assert delays(made_for(made, *range(4))) == [0.0] * 6
+def test_a_package_that_cannot_be_installed_is_named_with_what_to_do(site: Path) -> None:
+    (site / "wheels" / "lens-2-py3-none-any.whl").unlink()
+    found = bisect(site)
+    assert found.returncode == 2
+    *_, problem = found.stderr.splitlines()
+    assert "lens==2" in problem
+    assert problem.endswith("lists (.txt) without it")
 
 
 def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:

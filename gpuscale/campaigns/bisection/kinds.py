@@ -62,7 +62,7 @@ class Kind(ABC):
         self.groups = (*range(len(self.changes)),)
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - variables need nothing
-        """Prepare to create environments in `folder`; may drop changes that cannot be tried."""
+        """Prepare to create environments in `folder`."""
 
     @abstractmethod
     def content(self, applied: Applied) -> object:

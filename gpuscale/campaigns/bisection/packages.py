@@ -22,7 +22,6 @@ from gpuscale.campaigns.bisection.kinds import (
     last_line,
 )
 from gpuscale.campaigns.bisection.sides import BisectionSide, differences_elsewhere
-from gpuscale.records.environment_diff import listed
 from gpuscale.records.evidence import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
@@ -33,10 +32,6 @@ _NOT_OF_A_PACKAGE = {
 }
 _KEPT = 6
 """Maximum number of environments kept on disk; creating one again takes only seconds."""
-
-
-Pair = tuple[str | None, str | None]
-"""A package's requirements in the good and the bad environment; None if it is absent there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +51,8 @@ class Packages(Kind):
     """True if trials run training cases, which import gpuscale in the trial's environment."""
     options: Sequence[str] = ()
     """Options of uv that select the source of packages, such as an index."""
-    _all: Mapping[str, Pair] = field(default_factory=dict)
+    _all: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Each package's requirement in the good and the bad environment; None if absent there."""
     _folder: Path = Path()
 
     def __post_init__(self) -> None:
@@ -64,23 +60,22 @@ class Packages(Kind):
         left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
         self.not_tried = [*dict.fromkeys(left)]
         names = sorted({*good.pins, *bad.pins})
-        self._take({name: (good.pins.get(name), bad.pins.get(name)) for name in names})
+        self._all = {name: (good.pins.get(name), bad.pins.get(name)) for name in names}
+        pairs = self._all.items()
+        self.take(_change(name, *pair) for name, pair in pairs if pair[0] != pair[1])
 
     def prepare(self, folder: Path) -> None:
-        """Leave out packages that cannot be installed, and find those that must change together."""
+        """Make the good and the bad environment, and find packages that must change together."""
         self._folder = folder
+        ends = frozenset[int](), frozenset(range(len(self.changes)))
         try:
-            places = self._make_good_and_bad()
-        except EnvironmentBuildError:
-            self._take({name: self._installable(*pair) for name, pair in self._all.items()})
-            if not self.changes:
-                problem = f"no package that differs can be installed: {listed(self.not_tried, 1)}"
-                raise UsageError(f"{problem}; see --index-url and --wheelhouse") from None
-            places = self._make_good_and_bad()
+            places = [self._made(end) for end in ends]
+        except EnvironmentBuildError as error:
+            remedy = (
+                "give --index-url, UV_EXTRA_INDEX_URL, --wheelhouse, or lists (.txt) without it"
+            )
+            raise UsageError(f"{error}; {remedy}") from None
         self._group(map(_site, places))
-
-    def _make_good_and_bad(self) -> list[Path]:
-        return [self._made(end) for end in (frozenset[int](), frozenset(range(len(self.changes))))]
 
     def setting(self, applied: Applied) -> Setting:
         """Create an environment if necessary; return the interpreter and variables for its runs."""
@@ -105,8 +100,10 @@ class Packages(Kind):
                 raise UsageError(f"{problem}; install it, or name an environment that has it")
             pins = place / "packages.txt"
             pins.write_text("".join(f"{line}\n" for line in self._lines(applied)))
-            refusal = self._install("--python", str(place / "bin" / "python"), "-r", str(pins))
-            if refusal is not None:
+            interpreter = ("--python", str(place / "bin" / "python"))
+            command = ("pip", "install", "--no-deps", *self.options, *interpreter, "-r", str(pins))
+            # Try uv's cache first, so that trials can continue without a network.
+            if refusal := self._uv(*command, "--offline") and self._uv(*command):
                 raise EnvironmentBuildError(f"uv cannot make the environment: {refusal}")
         complete.touch()
         return place
@@ -119,29 +116,6 @@ class Packages(Kind):
         bad = {self.changes[number].name for number in applied}
         chosen = (pair[name in bad] for name, pair in self._all.items())
         return sorted(line for line in chosen if line is not None)
-
-    def _take(self, pairs: Mapping[str, Pair]) -> None:
-        self._all = pairs
-        self.take(_change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
-
-    def _installable(self, *pair: str | None) -> Pair:
-        """Return a package's requirements; one that uv cannot install is replaced by the other."""
-        probe = self._folder / "probe"
-        usable: list[str | None] = []
-        for line in dict.fromkeys(pair):
-            target = ("--python", self.python) if self.python.startswith("/") else ()
-            refusal = line and self._install(*target, "--target", str(probe), line)
-            if refusal:
-                self.not_tried.append(f"{line} ({refusal})")
-            else:
-                usable.append(line)
-            shutil.rmtree(probe, ignore_errors=True)
-        return (usable[0], usable[-1]) if usable else (None, None)
-
-    def _install(self, *arguments: str) -> str | None:
-        command = ("pip", "install", "--no-deps", *self.options, *arguments)
-        # Try uv's cache first, so that trials can continue without a network.
-        return self._uv(*command, "--offline") and self._uv(*command)
 
     def _uv(self, *arguments: str) -> str | None:
         """Run uv; return the reason for a failure, or None on success.
@@ -156,7 +130,8 @@ class Packages(Kind):
         for text, problem in _NOT_OF_A_PACKAGE.items():
             if text.search(done.stderr):
                 raise UsageError(problem)
-        return last_line("\n".join(causes)).removeprefix("cause: ")
+        reason = last_line(" ".join(" ".join(causes).split()))
+        return reason.removeprefix("error: ").replace(" cause:", ":")
 
     def _clean(self) -> None:
         made = [*self._folder.glob("*/complete")]
