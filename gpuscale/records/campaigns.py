@@ -87,9 +87,7 @@ class BisectionFinding(StrEnum):
     """The bad environment is the faster one."""
 
 
-Reason = Literal[
-    "noise", "trials", "time", "contradictory", "not needed", "cannot be tried", "not explained"
-]
+Reason = Literal["noise", "trials", "time", "cannot be tried", "not explained"]
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):

@@ -202,8 +202,6 @@ _WHY: Mapping[Reason, str] = {
     "noise": "the runs vary too much to tell the environments apart; allow more with --runs 3:20",
     "trials": "the budget of trials is spent; the same command with more --trials goes on",
     "time": "the time is up; the same command with more --time goes on",
-    "contradictory": "no half of the changes shows the loss again; allow more with --runs 3:20",
-    "not needed": "no change shows a loss by itself; allow more with --runs 3:20",
     "cannot be tried": "an environment of the proof cannot be made or gives no number",
     "not explained": "the loss is not shown to come and go with them; allow more with --runs 3:20",
 }

@@ -82,14 +82,14 @@ class Search:
         self._suspects = [changes]
         found = self._halved(frozenset(), changes, loss)
         if not found:
-            return self._result(BisectionFinding.UNDECIDED, reason="contradictory")
+            return self._result(BisectionFinding.UNDECIDED, reason="noise")
         if self.is_ordered:
             return self._proved_in_order(found, bad, loss)
         alone, taken_back = self._extended(found, bad, loss)
         if len(self._suspects) > 1:
             needed = [unit for unit in self._suspects if self._is_needed(unit, bad, loss)]
             if not needed:
-                return self._result(BisectionFinding.SUSPECTED, reason="not needed")
+                return self._result(BisectionFinding.SUSPECTED, reason="noise")
             if len(needed) < len(self._suspects):
                 self._suspects = needed
                 alone, taken_back = self._proofs(bad, loss)
