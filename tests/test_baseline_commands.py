@@ -113,7 +113,7 @@ def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> No
 def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: Shell) -> None:
     path = shell.recorded()
     before = path.read_bytes()
-    for number, factor in enumerate((1.0, 1.0, 1.12, 1.0), start=20):
+    for number, factor in enumerate((1.0, 1.0, 1.12, 1.0, 1.12), start=20):
         shell.write(f"n{number}", measured(of_factor(factor), job_id=str(number)))
     answer = shell(*added("n20", "n21", "n22", "n23"))
     assert answer.returncode == 3
@@ -126,7 +126,9 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     approved = (*added("n22"), "--accept", "all", "--reason", "new NCCL")
     assert "mnist_cnn/ddp on 2 GPUs from 23 %" in shell(*approved).stderr
     assert shell(*approved, "--weak").returncode == 0
-    assert len(read_baseline(path).history) == 2
+    # It finds no small loss now, and may take further nights.
+    assert shell(*added("n24")).returncode == 0
+    assert len(read_baseline(path).history) == 3
 
 
 def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:

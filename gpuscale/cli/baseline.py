@@ -97,7 +97,7 @@ def _record(arguments: argparse.Namespace) -> int:
             # Further runs would not take the busy ones out of the file.
             load = load_text(busy[0][1])
             wanted = f"wait until the host is idle ({load}), and measure into a new file"
-        validate_strength(losses, f"{wanted}, or take it with --weak", {})
+        validate_strength(losses, f"{wanted}, or take it with --weak")
     _write_new(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")

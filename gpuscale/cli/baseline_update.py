@@ -115,8 +115,8 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
     old, new = smallest_losses(before), smallest_losses(after)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
-        known = {each.label: each.loss for each in old}
-        validate_strength(new, remedy, known)
+        weak_already = {each.label for each in old if each.loss > TOO_WEAK}
+        validate_strength((each for each in new if each.label not in weak_already), remedy)
     return f"{strength_text(after, new)}; before: {range_text(old)}"
 
 
@@ -272,15 +272,9 @@ def strength_text(baseline: Baseline, losses: Sequence[SmallestLoss]) -> str:
     return f"the smallest loss that {night} would find: {range_text(losses)}"
 
 
-def validate_strength(
-    losses: Iterable[SmallestLoss], remedy: str, known: Mapping[str, float]
-) -> None:
-    """Raise a UsageError that lists the entries whose smallest detectable loss is too large.
-
-    A loss is too large if it exceeds both `TOO_WEAK` and the entry's earlier loss in `known`, which
-    is keyed by label and lacks new entries.
-    """
-    large = [f"{each}" for each in losses if each.loss > max(TOO_WEAK, known.get(each.label, 0.0))]
+def validate_strength(losses: Iterable[SmallestLoss], remedy: str) -> None:
+    """Raise a UsageError that lists the entries whose smallest detectable loss is too large."""
+    large = [f"{each}" for each in losses if each.loss > TOO_WEAK]
     if large:
         problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
         text = f"nothing was written: {remedy}; {problem}:"
