@@ -40,73 +40,60 @@ def test_a_figure_of_ddp_counts_for_what_wraps_it_and_asks_nobody_to_measure_tha
     assert len(compare(ARC4, [of_ddp]).entries) == 2
 
 
-def test_a_figure_that_is_just_reached_is_not_said_to_be_missed() -> None:
-    now = measured({1: [0.1] * 3, 2: [0.1] * 3})
-    row = _last(published(figure(1, time_s=100), figure(2, time_s=50)), now)
-    assert known(row.change).value == 0
-    assert row.reason.code == "published_exceeded"
+MET, MISSED, OPEN, NO, GAP = "consistent", "inconsistent", "inconclusive", "incomparable", "missing"
+WIDE, ONCE = (0.97, 1.03, 1.0), (1.0,)
+SAME, ONE = measured({n: [0.1] * 3 for n in (1, 2)}), measured({1: [0.1, 0.1]})
+EVEN, ALONE = published(figure(1, 100), figure(2, 50)), published(figure(1, 145))
+NO_T1 = published(figure(2, 84.5))
+WITHIN, ACROSS = (published(figure(1, 100), figure(4, 25, nodes=nodes)) for nodes in (1, 2))
+SMOKE = measured({1: [0.1], 2: [0.11]}, configuration=replace(CNN, size="smoke"))
+OTHER_BATCH = published(figure(1, 160, batch_per_gpu=256), figure(16, 12, nodes=4))
+ON_16 = results(run(1, 0.1), run(16, 0.11))
+# Published figures and results; the verdicts, the reason of the last row, and the exit code.
+CASES: dict[str, tuple[Baseline, Results, list[str], str, int]] = {
+    "just reached": (EVEN, SAME, [MET, MET], "published_exceeded", 0),
+    "exceeded, which is no improvement": (ARC4, _now(1.99), [MET, MET], "published_exceeded", 0),
+    "missed": (ARC4, _now(1.4), [MET, MISSED], "published_missed", 1),
+    # A single run is held against the figure by its value.
+    "met once": (ARC4, _now(1.7, spread=ONCE), [MET, MET], "published_met", 0),
+    "missed once": (ARC4, _now(1.4, spread=ONCE), [MET, MISSED], "published_missed", 1),
+    "uncertain": (ARC4, _now(1.6, spread=WIDE), [MET, OPEN], "published_uncertain", 3),
+    "missed within a node": (WITHIN, _now(3.4, 4), [MET, MISSED], "published_missed", 1),
+    "met across nodes": (ACROSS, _now(3.4, 4), [MET, MET], "published_met", 0),
+    "the reference alone": (ALONE, ONE, [OPEN], "only_speedup_reference", 3),
+    "only the reference measured": (ARC4, ONE, [OPEN, GAP], "not_measured", 3),
+    "no T(1)": (ARC4, measured({2: [0.1, 0.1]}), [GAP, NO], "no_measured_reference", 4),
+    "no published T(1)": (NO_T1, _now(1.8), [GAP, NO], "no_published_reference", 4),
+    "another size": (ARC4, SMOKE, [NO, NO], "other_measurement", 4),
+    "another batch": (OTHER_BATCH, ON_16, [NO, NO], "other_published_reference", 4),
+}
 
 
-@pytest.mark.parametrize(
-    ("speedup", "spread", "verdict", "code"),
-    [
-        (1.99, SHARP, Verdict.CONSISTENT, "published_exceeded"),
-        (1.4, SHARP, Verdict.INCONSISTENT, "published_missed"),
-        # A single run is held against the figure by its value.
-        (1.7, (1.0,), Verdict.CONSISTENT, "published_met"),
-        (1.4, (1.0,), Verdict.INCONSISTENT, "published_missed"),
-    ],
-)
-def test_only_a_speedup_below_the_tolerance_is_inconsistent_and_a_better_one_no_improvement(
-    speedup: float, spread: tuple[float, ...], verdict: Verdict, code: str
+@pytest.mark.parametrize(("before", "now", "rows", "code", "ended"), CASES.values(), ids=CASES)
+def test_a_figure_is_met_or_missed_or_cannot_be_judged(
+    before: Baseline, now: Results, rows: list[str], code: str, ended: int
 ) -> None:
-    comparison = compare(ARC4, [_now(speedup, spread=spread)])
-    assert (comparison.entries[-1].verdict, comparison.entries[-1].reason.code) == (verdict, code)
-    assert comparison.exit_code == (1 if verdict is Verdict.INCONSISTENT else 0)
+    comparison = compare(before, [now])
+    assert [entry.verdict.value for entry in comparison.entries] == rows
+    assert (comparison.entries[-1].reason.code, comparison.exit_code) == (code, ended)
 
 
-def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
-    comparison = compare(ARC4, [_now(1.6, spread=(0.97, 1.03, 1.0))])
-    row = comparison.entries[1]
-    assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reason.code == "published_uncertain"
-    assert comparison.exit_code == 3
-    # One run more would settle it, and is not there.
-    nearly = _last(ARC4, _now(1.64, spread=(0.97, 1.03, 1.0)))
-    assert (nearly.verdict, nearly.further_runs) == (Verdict.INCONCLUSIVE, 1)
-    assert nearly.reason.facts["remedy"] == Statement.of("further_runs", needed=1)
+def test_runs_that_would_settle_a_figure_are_counted_if_any_do() -> None:
     # A tenth below the figure no number of runs tells.
-    never = _last(ARC4, _now(0.9 * 145 / 84.5, spread=(0.97, 1.03, 1.0)))
-    assert (never.verdict, never.further_runs) == (Verdict.INCONCLUSIVE, None)
-    assert never.reason.facts["remedy"] == Statement.of("more_runs")
+    for speedup, more, remedy in (
+        (1.64, 1, Statement.of("further_runs", needed=1)),
+        (0.9 * 145 / 84.5, None, Statement.of("more_runs")),
+    ):
+        row = _last(ARC4, _now(speedup, spread=WIDE))
+        assert (row.verdict, row.further_runs) == (Verdict.INCONCLUSIVE, more)
+        assert row.reason.facts["remedy"] == remedy
 
 
-def test_across_nodes_the_tolerance_is_wider() -> None:
-    within = published(figure(1, time_s=100.0), figure(4, time_s=25, nodes=1))
-    across = published(figure(1, time_s=100.0), figure(4, time_s=25, nodes=2))
-    assert _last(within, _now(3.4, 4)).verdict is Verdict.INCONSISTENT
-    assert _last(across, _now(3.4, 4)).verdict is Verdict.CONSISTENT
-
-
-def test_the_reference_alone_is_no_pass() -> None:
-    only_one = published(figure(1, time_s=145.0))
-    comparison = compare(only_one, [measured({1: [0.1, 0.1]})])
-    assert [entry.verdict for entry in comparison.entries] == [Verdict.INCONCLUSIVE]
-    assert comparison.exit_code == 3
-    with_gap = compare(ARC4, [measured({1: [0.1, 0.1]})])
-    assert [entry.verdict for entry in with_gap.entries] == [Verdict.INCONCLUSIVE, Verdict.MISSING]
-    chosen = compare(ARC4, [_now(1.7)], Choice(gpus=[1]))
-    assert chosen.exit_code == 3
-
-
-def test_an_unmeasured_reference_leaves_nothing_to_compare() -> None:
-    comparison = compare(ARC4, [measured({2: [0.1, 0.1]})])
-    assert [entry.verdict for entry in comparison.entries] == [
-        Verdict.MISSING,
-        Verdict.INCOMPARABLE,
-    ]
-    assert comparison.entries[1].reason.code == "no_measured_reference"
-    assert comparison.exit_code == 4
+def test_what_is_missing_beside_a_figure_is_named_and_no_pass() -> None:
+    assert compare(ARC4, [_now(1.7)], Choice(gpus=[1])).exit_code == 3
+    assert _last(NO_T1, _now(1.8)).baseline.speedup is None
+    assert _last(ARC4, SMOKE).reason.facts["differences"] == (("size", "full", "smoke"),)
+    assert _last(OTHER_BATCH, ON_16).reason.facts == {"before": 256, "now": 128}
 
 
 @pytest.mark.parametrize(
@@ -157,29 +144,6 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
     assert known(row.reason.facts["remedy"]).code == "nights_differ"
     # Three nights do not tell their spread.
     assert _last(baseline(0.85, 1.15, 1.0), slow).verdict is Verdict.INCONSISTENT
-
-
-def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
-    row = _last(published(figure(2, time_s=84.5)), _now(1.8))
-    assert row.verdict is Verdict.INCOMPARABLE
-    assert row.reason.code == "no_published_reference"
-    assert row.baseline.speedup is None
-
-
-def test_another_size_than_full_is_incomparable_with_a_publication() -> None:
-    smoke = replace(CNN, size="smoke")
-    comparison = compare(ARC4, [measured({1: [0.1], 2: [0.11]}, configuration=smoke)])
-    assert {entry.verdict for entry in comparison.entries} == {Verdict.INCOMPARABLE}
-    assert comparison.entries[1].reason.facts["differences"] == (("size", "full", "smoke"),)
-    assert comparison.exit_code == 4
-
-
-def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
-    halved = published(figure(1, time_s=160.0, batch_per_gpu=256), figure(16, time_s=12.0, nodes=4))
-    now = results(run(1, 0.1), run(16, 0.11))
-    row = _last(halved, now)
-    assert row.verdict is Verdict.INCOMPARABLE
-    assert row.reason.facts == {"before": 256, "now": 128}
 
 
 def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
