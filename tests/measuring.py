@@ -115,6 +115,24 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
     return path
 
 
+def on_rank(rank: int, fault: str, *, name: str = "Case") -> str:
+    """A case with a fault on one rank after the first step, so that others wait for it."""
+    return f"""
+import os, signal, time
+
+class {name}(Tiny):
+    calls = 0
+
+    def forward(self, model, inputs):
+        type(self).calls += 1
+        if os.environ["RANK"] == "{rank}" and type(self).calls == 3:
+            {fault}
+        return model(inputs)
+
+Case = {name}
+"""
+
+
 def command_case(name: str, command: str, **attributes: object) -> str:
     """The text of a file, or of a part of one, with a test of a command."""
     values = {"command": command, **attributes}

@@ -123,9 +123,7 @@ def test_gradients_are_synchronised_with_the_last_batch_of_a_step_alone() -> Non
     assert strategy.noted == [True, True, False] * 2
 
 
-def test_accumulated_batches_agree_under_every_ddp_option_and_identify_a_result(
-    tmp_path: Path,
-) -> None:
+def test_accumulated_batches_agree_under_every_ddp_option_and_name_a_result(tmp_path: Path) -> None:
     for name, case in (("unused", UNUSED), ("static", STATIC), ("normed", NORMED)):
         write_case(tmp_path, case, name=f"test_{name}.py")
     arguments = ("--device", "cpu", "--gpus", "2", "--runs", "1", "--run-seconds", "0.2")

@@ -147,18 +147,14 @@ def test_doctor_shows_each_gpu_and_its_heat(fleet: Fleet) -> None:
     assert code == 1
 
 
-def test_gpus_whose_addresses_amd_smi_withholds_are_unreachable(fleet: Fleet) -> None:
+def test_gpus_whose_addresses_are_withheld_are_unreachable(fleet: Fleet, tmp_path: Path) -> None:
     fleet(mi300x(0xC1, amdsmi_get_gpu_device_bdf=NO_PERMISSION))
     code, text = doctor()
     assert "cannot be reached: AMD SMI cannot list the GPUs: Permission Denied" in text
     assert "driver    of unknown version" in text
     assert code == 1
-    code_of_sampler = (
-        "from gpuscale.measure.telemetry.device import find_devices, open_smi\n"
-        f"with open_smi() as smi:\n    print(find_devices(smi, {{'a': {FIRST!r}}})['a'])\n"
-    )
-    said = python("-c", code_of_sampler).stdout
-    assert said == "AMD SMI cannot list the GPUs: Permission Denied\n"
+    (gpu,) = sampled(tmp_path / "samples", {"a": FIRST}, 12).gpu_summaries
+    assert gpu.absent == ("device: AMD SMI cannot list the GPUs: Permission Denied",)
 
 
 def test_a_library_that_does_not_start_is_a_problem(fleet: Fleet) -> None:

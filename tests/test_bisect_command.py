@@ -439,9 +439,7 @@ def test_results_of_two_pythons_are_refused(site: Path) -> None:
     assert "uv finds no Python 3.1 for" in found.stderr
 
 
-def test_no_index_or_no_room_is_said_in_one_line(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_index_or_room_is_said_in_one_line(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(site / "wheels")
     (site / "wheels").mkdir()
     for more, fault, said in (

@@ -176,9 +176,7 @@ def test_text_in_a_pipe_is_as_wide_as_columns_says_and_else_100(command: Sequenc
         assert 0 < max(lengths) <= most
 
 
-def test_rows_are_chosen_alike_by_every_command_which_names_those_there_are(
-    tmp_path: Path,
-) -> None:
+def test_rows_are_chosen_alike_by_every_command_which_names_those_there_are(tmp_path: Path) -> None:
     page, picture = ("-o", tmp_path / "page.html"), ("-o", tmp_path / "a.svg")
     for arguments in (
         *(("show", RESULTS), ("history", RESULTS), ("compare", ARC4, RESULTS)),

@@ -66,9 +66,7 @@ def test_a_choice_of_rows_is_corrected_for_these_alone(gpus: list[int] | None, s
 @pytest.mark.parametrize(
     ("on_1", "on_2", "what"), [(0.1, 0.1105, "throughput"), (0.0982, 0.11, "E")]
 )
-def test_rows_show_the_loss_that_the_headline_rules_out(
-    on_1: float, on_2: float, what: str
-) -> None:
+def test_rows_show_the_loss_that_a_headline_rules_out(on_1: float, on_2: float, what: str) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=on_1, n2=on_2)
     shown = text(view_of(compare(before, [now]), [now]))
     bound = shown.partition("no loss of ")[2].partition(" or more")[0]

@@ -1,7 +1,6 @@
 """The causes of a row whose runs are known exactly: kind, evidence and what to do next."""
 
 import ast
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -200,7 +199,7 @@ def test_a_loss_that_a_quiet_row_shows_not_to_be_the_hosts_is_not_so_in_a_noisy_
         return known(cause.remedy).code
 
     quiet, noisy = of(1, 2.0), of(2, 1.7)
-    both = dataclasses.replace(noisy, points={**quiet.points, **noisy.points})
+    both = replace(noisy, points={**quiet.points, **noisy.points})
     assert list(map(next_code, (quiet, noisy, both))) == ["script", "doctor_on_hosts", "script"]
 
 
@@ -235,9 +234,7 @@ def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, 
         (PEAK_MEMORY, set()),
     ],
 )
-def test_lost_time_explains_communication_alone(
-    finding: MetricSpec | None, codes: set[str]
-) -> None:
+def test_lost_time_explains_communication_only(finding: MetricSpec | None, codes: set[str]) -> None:
     said = entry(Verdict.REGRESSED, gpus=2, finding=finding)
     known = row(step(communication_s=3.0, data_s=3.0), said=said)
     assert {cause.code for cause in lost_parts(known, ())} == codes
@@ -356,8 +353,8 @@ def test_other_processes_are_advised_only_if_the_hosts_are_not_known_to_be_idle(
         )
         for cores in loads
     )
-    point = dataclasses.replace(seen.point, runs_after=runs or seen.point.runs_after)
-    seen = dataclasses.replace(seen, points={2: point})
+    point = replace(seen.point, runs_after=runs or seen.point.runs_after)
+    seen = replace(seen, points={2: point})
     (cause,) = lost_parts(seen, ())
     said = next_step(seen.informed(cause))
     assert ("other processes" in said) is others
@@ -368,8 +365,8 @@ def test_a_changed_script_is_the_first_next_step() -> None:
     seen = row(step(computing_s=9.0, forward_s=2.6))
     sides = (replace(environment(), scripts={"train.py": name}) for name in ("0a", "1b"))
     then, now = ((each,) for each in sides)
-    point = dataclasses.replace(seen.point, environments_before=then, environments_after=now)
-    seen = dataclasses.replace(seen, points={2: point})
+    point = replace(seen.point, environments_before=then, environments_after=now)
+    seen = replace(seen, points={2: point})
     (cause,) = lost_parts(seen, ())
     said = next_step(seen.informed(cause))
     assert said.startswith("look at what changed in train.py; if that is not it, run 'gpuscale")

@@ -205,9 +205,7 @@ def test_json_has_all_that_differs(files: tuple[Path, Path]) -> None:
     assert one["libraries"] == [{"name": "NCCL", "path": "/opt/libnccl.so.2", "version": "2.27.7"}]
 
 
-def test_a_library_that_torch_is_not_built_with_has_both_versions(
-    files: tuple[Path, Path],
-) -> None:
+def test_a_library_that_torch_is_not_built_with_has_both_versions(files: tuple[Path, Path]) -> None:
     swapped = "NCCL 2.28.3 (loaded from /opt/libnccl.so.2; torch was built with 2.27.7)"
     assert swapped in env(files[1])
     assert "NCCL 2.27.7 (loaded from /opt/libnccl.so.2)" in env(files[0])

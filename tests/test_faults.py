@@ -13,6 +13,7 @@ from measuring import (
     REPOSITORY,
     Session,
     heed_interrupts,
+    on_rank,
     pytest_command,
     run_pytest,
     start_pytest,
@@ -23,28 +24,13 @@ from warm_sessions import TIMEOUT_S
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
-# Behaves on rank 1 alone, after the first step, so that rank 0 waits in a collective.
-ON_RANK_1 = """
-import os, signal, time
-
-class {name}(Tiny):
-    calls = 0
-
-    def forward(self, model, inputs):
-        type(self).calls += 1
-        if os.environ["RANK"] == "1" and type(self).calls == 3:
-            {fault}
-        return model(inputs)
-
-Case = {name}
-"""
-HANGS = ON_RANK_1.format(name="Hangs", fault="open('hangs', 'w').close(); time.sleep(600)")
+HANGS = on_rank(1, "open('hangs', 'w').close(); time.sleep(600)", name="Hangs")
 
 # Each fails in its own way, in a file of its own.
 FAILING = {
-    "raises": ON_RANK_1.format(name="Raises", fault="raise ValueError('no such batch')"),
-    "killed": ON_RANK_1.format(name="Killed", fault="os.kill(os.getpid(), signal.SIGKILL)"),
-    "spoils": ON_RANK_1.format(name="Spoils", fault="os.kill(os.getppid(), signal.SIGKILL)"),
+    "raises": on_rank(1, "raise ValueError('no such batch')", name="Raises"),
+    "killed": on_rank(1, "os.kill(os.getpid(), signal.SIGKILL)", name="Killed"),
+    "spoils": on_rank(1, "os.kill(os.getppid(), signal.SIGKILL)", name="Spoils"),
     # Calling the module inside DDP is the classic way to lose the gradient synchronisation.
     "apart": """
 class Apart(Tiny):

@@ -348,9 +348,7 @@ def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with
 
 
 @pytest.mark.parametrize(("count", "is_cut"), [(1, False), (4, False), (5, True)])
-def test_an_axis_holds_intervals_of_few_nights_and_says_if_it_cuts(
-    count: int, is_cut: bool
-) -> None:
+def test_an_axis_holds_bars_of_few_nights_and_says_if_it_cuts(count: int, is_cut: bool) -> None:
     runs = [run(1, 0.1, index=1), run(1, 0.105, index=2), run(1, 0.11, index=3)]
     history = history_of([night_of(night, *runs, hours=24 * night) for night in range(count)])
     picture = drawn("history", Measurements(history=history))
@@ -394,9 +392,7 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level()
     assert "arrows" not in notes_below(usual)
 
 
-def test_a_picture_marks_a_regressed_night_and_draws_no_level_through_it(
-    tmp_path: Path,
-) -> None:
+def test_a_picture_marks_a_regressed_night_and_draws_no_level_through_it(tmp_path: Path) -> None:
     paths = write_nights(tmp_path, 6, lambda night: 3.0 if night == 5 else 1.0, runs=3)
     picture = tmp_path / "h.svg"
     assert main(["plot", str(tmp_path), "--figure", "history", "-o", str(picture)]) == 0

@@ -290,9 +290,7 @@ def test_chromium_shows_all_of_the_page(tmp_path: Path, width: int) -> None:
     assert seen.figures == 2
 
 
-def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(6)]
     for day, case, slow in ((1, "case.py", 1.05), (2, "other.py", 1.5), (3, "case.py", 1.0)):
         folder = tmp_path / f"sweep-{day}"

@@ -314,9 +314,7 @@ def test_time_that_noise_puts_below_zero_is_given_as_it_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("change", "is_named"), [(0.04, False), (-0.003, False), (-0.05, True)])
-def test_a_lagging_rank_heads_an_undecided_row_if_it_is_slower(
-    change: float, is_named: bool
-) -> None:
+def test_a_lagging_rank_heads_an_open_row_if_it_is_slower(change: float, is_named: bool) -> None:
     lagging = replace(ALL_REDUCE, kind=CauseKind.SLOW_RANK, code="stragglers")
     doubt = replace(
         entry(Verdict.INCONCLUSIVE),

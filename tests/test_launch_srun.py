@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import gpuscale
 from hosts import LIMIT_S, Cluster, Host, ended, processes_in, within_limit
-from measuring import BENCH_CASES, pytest_command, write_case
+from measuring import BENCH_CASES, on_rank, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 from statements import known
 
@@ -21,19 +21,6 @@ pytestmark = pytest.mark.scheduler
 ACROSS = ("--launcher", "slurm", "--device", "cpu", "--runs", "1")
 ALLOCATE = ("salloc", "--quiet", "--nodes=2", "--exclusive")
 
-# Behaves on rank 2 alone, the first of the second node, after the first step.
-ON_RANK_2 = """
-import os, signal, time
-
-class Case(Tiny):
-    calls = 0
-
-    def forward(self, model, inputs):
-        Case.calls += 1
-        if os.environ["RANK"] == "2" and Case.calls == 3:
-            {fault}
-        return model(inputs)
-"""
 WIDE = """
 class Case(Tiny):
     sample_shape = (256,)
@@ -140,7 +127,8 @@ def test_a_job_whose_gpus_are_not_by_node_is_refused(cluster: Cluster, gpus: str
 def test_what_is_killed_on_another_node_is_named_and_the_next_item_is_measured(
     cluster: Cluster, tmp_path: Path, process: str, said: str
 ) -> None:
-    write_case(tmp_path, ON_RANK_2.format(fault=f"os.kill({process}, signal.SIGKILL)"))
+    # Rank 2 is the first of the second node.
+    write_case(tmp_path, on_rank(2, f"os.kill({process}, signal.SIGKILL)"))
     write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
     session = ended(measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1"), 1)
     assert said in session.stdout
@@ -156,7 +144,7 @@ def test_what_is_killed_on_another_node_is_named_and_the_next_item_is_measured(
 
 
 def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
-    write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
+    write_case(tmp_path, on_rank(2, "time.sleep(600)"))
     process = start_measuring(cluster, tmp_path, "--run-seconds", "0.1")
     cluster.run("pkill", "-KILL", "-f", f"^{sys.executable} -m pytest")
     assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
@@ -176,9 +164,7 @@ def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subproc
     return process
 
 
-def test_lost_packets_are_found_behind_slower_communication(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_lost_packets_are_found_behind_slow_communication(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, WIDE)
     command = pytest_command("--gpus", "4", *ACROSS[:-1], "3", "--run-seconds", "1")
     try:

@@ -135,9 +135,7 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_a_node(built: Path, tmp_pa
     assert len(set(node.libraries)) == len(node.libraries)
 
 
-def test_torchruns_ranks_are_measured_with_the_nccl_they_preload(
-    built: Path, tmp_path: Path
-) -> None:
+def test_torchruns_ranks_are_measured_with_nccl_they_preload(built: Path, tmp_path: Path) -> None:
     starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}", "--nproc-per-node", "{gpus}")
     # Only the command's: gpuscale's own processes have it not.
     command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))

@@ -8,7 +8,7 @@ from builders import baseline, measured
 from statements import known
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import Baseline, Comparison, Finding, Verdict
+from gpuscale.records import Comparison, Finding, Verdict
 from validation.scenarios import ALLOCATION_DEVIATION
 from validation.simulated_machine import SimulatedMachine, log_run_times
 
@@ -98,13 +98,18 @@ def test_the_stated_minimum_detectable_loss_is_detected() -> None:
     assert sum(_verdicts(each)[4] is Verdict.REGRESSED for each in lossy) >= 0.88 * trials
 
 
-def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
-    times: dict[int, list[float]] = {gpus: [] for gpus in STEP_TIMES_S}
-    names = [f"night{i}" for i in range(count)]
-    for _ in names:
-        for gpus, (time_s,) in _night(rng, 1, deviation=deviation).items():
-            times[gpus].append(time_s)
-    return baseline(times, allocations=names)
+def _regressed_after(
+    seed: int, trials: int, nights: int, deviation: float, slower: dict[int, float] | None = None
+) -> Iterator[set[int]]:
+    """Yield numbers of GPUs whose rows regressed in one run after nights of one run each."""
+    rng = np.random.default_rng(seed)
+    for _ in range(trials):
+        drawn = [_night(rng, 1, deviation=deviation) for _ in range(nights)]
+        times = {gpus: [night[gpus][0] for night in drawn] for gpus in STEP_TIMES_S}
+        before = baseline(times, allocations=[f"night{i}" for i in range(nights)])
+        now = measured(_night(rng, 1, deviation=deviation, slower=slower))
+        verdicts = _verdicts(compare(before, [now]))
+        yield {gpus for gpus, verdict in verdicts.items() if verdict is Verdict.REGRESSED}
 
 
 @pytest.mark.parametrize(
@@ -112,23 +117,10 @@ def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
     [(2, 0.003), (2, 0.05), (3, 0.003), (3, 0.05), (4, 0.05), (6, 0.003), (6, 0.05)],
 )
 def test_equal_nights_with_a_known_spread_rarely_alarm(nights: int, deviation: float) -> None:
-    rng = np.random.default_rng(18)
-    trials = 400
-    alarms = 0
-    for _ in range(trials):
-        before = _nights(rng, nights, deviation=deviation)
-        now = measured(_night(rng, 1, deviation=deviation))
-        alarms += Verdict.REGRESSED in _verdicts(compare(before, [now])).values()
-    assert alarms < 10
+    assert sum(map(bool, _regressed_after(18, 400, nights, deviation))) < 10
 
 
 def test_three_nights_of_one_run_each_tell_a_loss_of_20_percent() -> None:
-    rng = np.random.default_rng(20)
-    trials = 200
-    found = 0
-    for _ in range(trials):
-        before = _nights(rng, 3, deviation=0.003)
-        slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.8)
-        now = measured(_night(rng, 1, deviation=0.003, slower=slower))
-        found += _verdicts(compare(before, [now]))[4] is Verdict.REGRESSED
-    assert found >= 0.85 * trials
+    slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.8)
+    found = sum(4 in rows for rows in _regressed_after(20, 200, 3, 0.003, slower))
+    assert found >= 0.85 * 200

@@ -87,9 +87,7 @@ def test_at_1_percent_between_sessions_most_steps_are_found() -> None:
 
 
 @pytest.mark.parametrize("deviation", [0.001, 0.01, 0.012])
-def test_a_sick_session_alarms_every_fixed_threshold_and_hardly_ever_the_history(
-    deviation: float,
-) -> None:
+def test_a_sick_session_alarms_fixed_thresholds_and_hardly_ever_a_history(deviation: float) -> None:
     of_rules = rates(deviation)
     assert of_rules.pop("gpuscale history")[1] <= 0.02
     assert all(alarmed > 0.5 for _, alarmed in of_rules.values())
