@@ -162,27 +162,20 @@ def test_a_phase_with_most_of_the_loss_points_to_the_script(after: Step, phase: 
     assert (f"computing ({phase}) +2.0 s" in whole_line(cause, "cuda")) is (phase is not None)
 
 
-@pytest.mark.parametrize(
-    ("factor", "backward_s", "remedy"),
-    [
-        # Only the forward pass got longer, while runs deviate by 5 %.
-        (2.2, 1.5, "script"),
-        (1.3, 1.5, "script"),
-        # All phases did, as a slower host would make them.
-        (1.3, 2.0, "doctor_on_hosts"),
-        (1.3, 1.9, "doctor_on_hosts"),
-    ],
-)
-def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_only_if_the_others_stayed(
-    factor: float, backward_s: float, remedy: str
-) -> None:
+def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_if_the_others_stayed() -> None:
     def runs(forward_s: float, backward_s: float) -> list[Step]:
         own = [(forward_s * n, (forward_s + 0.5 + backward_s) * n) for n in (0.95, 1, 1.05)]
         return [step(computing_s=c, forward_s=f, optimizer_s=0.5, hosts=["node1"]) for f, c in own]
 
-    (cause,) = lost_parts(row_of(runs(18, 1.5), runs(18 * factor, backward_s), gpus=1), ())
-    assert "computing (forward) +" in whole_line(cause, "cuda")
-    assert known(cause.remedy).code == remedy
+    for factor, backward_s, remedy in (
+        # Only the forward pass got longer, while runs deviate by 5 %.
+        *((2.2, 1.5, "script"), (1.3, 1.5, "script")),
+        # All phases did, as a slower host would make them.
+        *((1.3, 2.0, "doctor_on_hosts"), (1.3, 1.9, "doctor_on_hosts")),
+    ):
+        (cause,) = lost_parts(row_of(runs(18, 1.5), runs(18 * factor, backward_s), gpus=1), ())
+        assert "computing (forward) +" in whole_line(cause, "cuda")
+        assert known(cause.remedy).code == remedy
 
 
 def test_a_loss_that_a_quiet_row_shows_not_to_be_the_hosts_is_not_so_in_a_noisy_one() -> None:
@@ -226,18 +219,15 @@ def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, 
     assert [*not_established(row(step(), said=said), [replace(cause, lost_s=0.1)])] == []
 
 
-@pytest.mark.parametrize(
-    ("finding", "codes"),
-    [
-        (None, {"communication", "late_batches"}),
-        (METRICS_BY_NAME["exposed_communication_s"], {"communication"}),
-        (PEAK_MEMORY, set()),
-    ],
-)
-def test_lost_time_explains_communication_only(finding: MetricSpec | None, codes: set[str]) -> None:
-    said = entry(Verdict.REGRESSED, gpus=2, finding=finding)
-    known = row(step(communication_s=3.0, data_s=3.0), said=said)
-    assert {cause.code for cause in lost_parts(known, ())} == codes
+def test_lost_time_explains_a_metric_only_if_that_is_the_communication() -> None:
+    for finding, codes in (
+        (None, ("communication", "late_batches")),
+        (METRICS_BY_NAME["exposed_communication_s"], ("communication",)),
+        (PEAK_MEMORY, ()),
+    ):
+        said = entry(Verdict.REGRESSED, gpus=2, finding=finding)
+        known = row(step(communication_s=3.0, data_s=3.0), said=said)
+        assert {cause.code for cause in lost_parts(known, ())} == {*codes}
 
 
 def test_a_fault_that_explains_lost_time_is_not_said_again() -> None:
@@ -336,29 +326,20 @@ def test_computing_that_hides_communication_says_how_much_that_gave_back() -> No
     assert "takes 9.00 s a step (baseline: 7.00 s), 500 ms of it taken back by shorter" in line
 
 
-@pytest.mark.parametrize(
-    ("loads", "others"),
-    [([0.0, 0.1], False), ([0.0, 1.5], True), ([0.0, None], True), ([], True)],
-    ids=["idle", "busy once", "unknown once", "never recorded"],
-)
-def test_other_processes_are_advised_only_if_the_hosts_are_not_known_to_be_idle(
-    loads: Sequence[float | None], others: bool
-) -> None:
+def test_other_processes_are_advised_only_if_the_hosts_are_not_known_to_be_idle() -> None:
     on_cpu = replace(CNN, device="cpu")
     seen = row(step(computing_s=9.0, forward_s=2.6), configuration=on_cpu)
-    runs = tuple(
-        replace(
-            run(2, 9.0, configuration=on_cpu),
-            nodes=(NodeEvidence(host="node1", load=HostLoad(other_cores=cores, cores=4)),),
-        )
-        for cores in loads
-    )
-    point = replace(seen.point, runs_after=runs or seen.point.runs_after)
-    seen = replace(seen, points={2: point})
-    (cause,) = lost_parts(seen, ())
-    said = next_step(seen.informed(cause))
-    assert ("other processes" in said) is others
-    assert "cores that ranks share" in said
+    # Idle, busy once, unknown once, and never recorded.
+    for loads, others in (((0.0, 0.1), False), ((0.0, 1.5), True), ((0.0, None), True), ((), True)):
+        hosts = [HostLoad(other_cores=cores, cores=4) for cores in loads]
+        nodes = (NodeEvidence(host="node1", load=load) for load in hosts)
+        runs = tuple(replace(run(2, 9.0, configuration=on_cpu), nodes=(node,)) for node in nodes)
+        point = replace(seen.point, runs_after=runs or seen.point.runs_after)
+        known = replace(seen, points={2: point})
+        (cause,) = lost_parts(known, ())
+        said = next_step(known.informed(cause))
+        assert ("other processes" in said) is others
+        assert "cores that ranks share" in said
 
 
 def test_a_changed_script_is_the_first_next_step() -> None:

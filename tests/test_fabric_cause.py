@@ -126,19 +126,14 @@ def test_a_port_that_is_as_it_was_or_unknown_is_no_cause(before: Port, now: Port
     assert (found.kind, evidence(found)) == (CauseKind.COMMUNICATION, ())
 
 
-@pytest.mark.parametrize(
-    ("fault", "gpus_per_node", "kind"),
-    [
+def test_a_sick_port_is_no_cause_of_lost_computing_or_within_a_node() -> None:
+    for fault, gpus_per_node, kind in (
         (Fault(computing=1.3, gpus=frozenset({4})), 2, CauseKind.COMPUTE),
         (SLOW_LINK, 4, CauseKind.COMMUNICATION),
-    ],
-)
-def test_a_sick_port_is_no_cause_of_lost_computing_or_within_a_node(
-    fault: Fault, gpus_per_node: int, kind: CauseKind
-) -> None:
-    before = night("then", PORT, gpus_per_node=gpus_per_node)
-    now = night("now", SICK, fault=fault, gpus_per_node=gpus_per_node)
-    assert cause(before, now).kind is kind
+    ):
+        before = night("then", PORT, gpus_per_node=gpus_per_node)
+        now = night("now", SICK, fault=fault, gpus_per_node=gpus_per_node)
+        assert cause(before, now).kind is kind
 
 
 def test_of_many_ports_the_first_are_named_and_the_others_counted() -> None:

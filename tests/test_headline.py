@@ -30,6 +30,7 @@ from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
+MORE_RUNS = "make about 3 more runs: pytest … --runs 5 --resume night.jsonl"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 NOISE = Cause(
@@ -122,26 +123,17 @@ CHANGED = Cause(
 )
 
 
-@pytest.mark.parametrize(
-    ("causes", "notes", "words"),
-    [
+def test_a_loss_without_a_cause_says_why_it_is_not_known_and_what_may_be_it() -> None:
+    for causes, notes, words in (
         ((OF_COMMAND,), (), "no change of the environment was recorded"),
         ((OF_COMMAND, CHANGED), (), "a change named below may be it"),
-        (
-            (OF_COMMAND, CHANGED),
-            (BUSY,),
-            "a change named below or other work on the host may be it",
-        ),
-    ],
-)
-def test_a_loss_without_a_cause_says_why_it_is_not_known_and_what_may_be_it(
-    causes: Sequence[Cause], notes: Sequence[Statement], words: str
-) -> None:
-    rows = [replace(slower(gpus), causes=tuple(causes)) for gpus in (1, 2)]
-    said = headline(comparison(*rows, notes=notes))["cause"]
-    assert said == f"not known: gpuscale sees no phases of a command; {words}; both rows"
-    doubt = replace(entry(Verdict.INCONCLUSIVE), causes=())
-    assert "cause" not in headline(comparison(doubt, notes=notes))
+        ((OF_COMMAND, CHANGED), (BUSY,), "a change named below or other work on the host may be it"),
+    ):
+        rows = [replace(slower(gpus), causes=causes) for gpus in (1, 2)]
+        said = headline(comparison(*rows, notes=notes))["cause"]
+        assert said == f"not known: gpuscale sees no phases of a command; {words}; both rows"
+        doubt = replace(entry(Verdict.INCONCLUSIVE), causes=())
+        assert "cause" not in headline(comparison(doubt, notes=notes))
 
 
 def test_what_is_not_known_has_no_line() -> None:
@@ -168,12 +160,7 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
         ("busy_hosts", "nights", AGAIN, AGAIN),
         ("busy_host", "results", AGAIN, AGAIN),
         ("busy_host_before", "results", "measure the baseline again once the host is idle", ""),
-        (
-            "busy_host_before",
-            "nights",
-            "make about 3 more runs: pytest … --runs 5 --resume night.jsonl",
-            "",
-        ),
+        ("busy_host_before", "nights", MORE_RUNS, ""),
     ],
 )
 def test_the_side_with_a_busy_host_is_to_be_measured_again(

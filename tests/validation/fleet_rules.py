@@ -66,7 +66,6 @@ def tallied(
     past: int = 0,
     nodes: int = 500,
     slow: int = 5,
-    shared: float = 0.0,
     heavy: bool = False,
 ) -> Counter[str]:
     """Simulate sweeps with some slow nodes (5 %) and GPUs (8 %), and count what is found."""
@@ -79,7 +78,6 @@ def tallied(
             spread=spread,
             noise=noise,
             drift=DRIFTS[drift],
-            shared=shared,
             draw=_heavy if heavy else _normal,
         )
         before: list[Sequence[NodeVisit]] = [fleet.sweep().visits for _ in range(past)]

@@ -167,21 +167,13 @@ def log_window_times(rng: np.random.Generator, machine: SimulatedMachine, runs: 
     """Return the log step times of one night, with the axes run, case, number of GPUs, window."""
     levels = log_run_times(rng, machine, np.log(list(STEP_TIMES_S.values())), runs)
     slowed = rng.random((*levels.shape, WINDOWS)) < machine.outlying_windows
-    scatter = _window_scatter(rng, machine, levels.shape)
-    return levels[..., np.newaxis] + scatter + math.log1p(OUTLYING_WINDOW) * slowed
-
-
-def _window_scatter(
-    rng: np.random.Generator, machine: SimulatedMachine, shape: tuple[int, ...]
-) -> Logs:
-    """Deviations of the windows from the median of their run."""
-    deviation = machine.window_deviation
+    deviation, rho = machine.window_deviation, machine.autocorrelation
     scale = machine.run_deviation if deviation is None else deviation
-    series = rng.normal(0, scale, (*shape, WINDOWS))
-    rho = machine.autocorrelation
+    series = rng.normal(0, scale, (*levels.shape, WINDOWS))
     for i in range(1, WINDOWS):
         series[..., i] = rho * series[..., i - 1] + math.sqrt(1 - rho**2) * series[..., i]
-    return series - np.median(series, axis=-1, keepdims=True)
+    scatter = series - np.median(series, axis=-1, keepdims=True)
+    return levels[..., np.newaxis] + scatter + math.log1p(OUTLYING_WINDOW) * slowed
 
 
 def _night(logs: Logs, job: str, scenario: Scenario | None = None) -> Results:

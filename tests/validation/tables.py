@@ -7,7 +7,7 @@ from tabulate import tabulate
 from gpuscale.base.text import format_percent
 from gpuscale.reports.phrases import UNKNOWN
 from validation.rates import Rate, coarse_rate_text
-from validation.simulated_machine import Loss, LossKind, SimulatedMachine
+from validation.simulated_machine import Loss, LossKind
 from validation.simulation import Outcome, Simulation
 
 _SETTING_HEADERS = ("noise", "baseline from", "nights differ by", "runs")
@@ -62,8 +62,9 @@ def rule_tables(outcomes: Sequence[Outcome]) -> str:
     """Return a heading and a table of the results of each rule for each machine."""
     machines = dict.fromkeys(outcome.scenario.machine for outcome in outcomes)
     return "\n\n".join(
-        f"### {machine_text(machine)}, {machine.allocation_deviation * 100:.2g}% between "
-        f"allocations, baseline of {machine.baseline.value}\n\n"
+        f"### {machine.peculiarity}: {machine.run_deviation * 100:.2g}% between runs, "
+        f"{machine.allocation_deviation * 100:.2g}% between allocations, "
+        f"baseline of {machine.baseline.value}\n\n"
         + _rules_table([o for o in outcomes if o.scenario.machine == machine])
         for machine in machines
     )
@@ -80,11 +81,6 @@ def choice_table(outcomes: Sequence[Outcome]) -> str:
         row.append(_rate(outcome.false_alarms) if loss is None else _found(outcome.found))
         headers.append("false alarms" if loss is None else f"loss {loss.size:.0%}")
     return _markdown([[*key, *row] for key, row in cells.items()], [*dict.fromkeys(headers)])
-
-
-def machine_text(machine: SimulatedMachine) -> str:
-    """A machine in a few words: `Quiet GPU node: 0.26% between runs`."""
-    return f"{machine.peculiarity}: {machine.run_deviation * 100:.2g}% between runs"
 
 
 def _rules_table(outcomes: Sequence[Outcome]) -> str:
