@@ -34,10 +34,12 @@ class Shell:
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return gpuscale(*arguments, cwd=self.folder)
 
-    def recorded(self, *options: str) -> Path:
-        answer = self(
-            *("baseline", "record", "night.jsonl", "--cluster", "Here", "-o", "b.json"), *options
-        )
+    def record(self, *names: str) -> "subprocess.CompletedProcess[str]":
+        files = [f"{name}.jsonl" for name in names]
+        return self("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
+
+    def recorded(self) -> Path:
+        answer = self.record("night")
         assert answer.returncode == 0, answer.stderr
         return self.folder / "b.json"
 
@@ -55,11 +57,9 @@ def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: S
             job, replace(made, environment=replace(made.environment, scripts={"a.py": digest}))
         )
     told = "beware: taken together, though a.py changed between these results"
-    both = ("one.jsonl", "two.jsonl")
-    record = shell("baseline", "record", *both, "--cluster", "Here", "-o", "b.json")
-    assert told in record.stderr
-    assert told not in shell("compare", *both).stderr
-    assert told in shell("compare", "b.json", *both).stderr
+    assert told in shell.record("one", "two").stderr
+    assert told not in shell("compare", "one.jsonl", "two.jsonl").stderr
+    assert told in shell("compare", "b.json", "one.jsonl", "two.jsonl").stderr
 
 
 def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> None:
@@ -67,12 +67,9 @@ def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> N
         step_s = 0.118 if night == 5 else 0.1 + night * 1e-4
         times = {1: [step_s, step_s * 1.003, step_s * 0.998]}
         shell.write(f"of{night}", measured(times, job_id=f"job{night}"))
-    files = [f"of{night}.jsonl" for night in range(8)]
-    answer = shell("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
-    assert "note: left out of the baseline: job5, where T of mnist_cnn/ddp on 1 GPU dif" in (
-        answer.stdout
-    )
-    assert "if a fault explains it: gpuscale leave-out FILE --because TEXT" in answer.stdout
+    said = shell.record(*(f"of{night}" for night in range(8))).stdout
+    assert "note: left out of the baseline: job5, where T of mnist_cnn/ddp on 1 GPU dif" in said
+    assert "if a fault explains it: gpuscale leave-out FILE --because TEXT" in said
 
 
 def added(*names: str) -> Sequence[str]:
@@ -186,10 +183,7 @@ def test_a_baseline_is_too_weak_if_one_night_finds_little_whatever_all_would(she
     for number, slow in enumerate((1.0, 1.08, 0.92, 1.06, 0.94, 1.02)):
         times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
         shell.write(f"n{number}", measured(times, job_id=f"n{number}"))
-    files = [f"n{number}.jsonl" for number in range(6)]
-    record = ("baseline", "record", *files, "--cluster", "Here", "-o", "b.json")
-    refused = " ".join(shell(*record).stderr.split())
-    assert (
-        "nothing was written: add nights of more runs (--runs) while nothing else runs" in refused
-    )
+    refused = " ".join(shell.record(*(f"n{number}" for number in range(6))).stderr.split())
+    add = "nothing was written: add nights of more runs (--runs) while nothing else runs"
+    assert add in refused
     assert not (shell.folder / "b.json").exists()

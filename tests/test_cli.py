@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from builders import results, results_text, run
+from changing import replace
 from command_line import ARC4, REPOSITORY, gpuscale, refusal
 from command_line import TWO_CPU_RANKS as RESULTS
 from measuring import in_a_terminal
+
+from gpuscale.store.results import read_results
 
 
 @pytest.mark.parametrize(
@@ -98,14 +101,9 @@ def test_a_night_says_what_is_missing(tmp_path: Path, words: str, missing: str) 
 def test_the_newest_results_are_named_and_compare_says_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)
-    header, *runs = RESULTS.read_text().splitlines()
-    days_ago = datetime.now(UTC) - timedelta(days=3, hours=1)
-    for i, line in enumerate(runs):
-        record = json.loads(line)
-        record["started_at_s"] = days_ago.timestamp()
-        runs[i] = json.dumps(record)
-    head = json.loads(header) | {"created_at": days_ago.isoformat()}
-    newest.write_text("\n".join([json.dumps(head), *runs]) + "\n")
+    made, days_ago = read_results(RESULTS), datetime.now(UTC) - timedelta(days=3, hours=1)
+    runs = tuple(replace(run, started_at_s=days_ago.timestamp()) for run in made.runs)
+    newest.write_text(results_text(replace(made, created_at=days_ago.isoformat(), runs=runs)))
     place = f".gpuscale/results/{newest.name}"
     moment = f"{days_ago:%Y-%m-%d %H:%M} UTC"
     shown = gpuscale("show", cwd=tmp_path)

@@ -111,9 +111,8 @@ def test_another_configuration_is_incomparable_and_named(change: FieldChange) ->
 
 def test_ranks_that_share_a_gpu_are_not_judged_even_beside_their_like() -> None:
     shared = replace(CNN, ranks_per_gpu=2)
-    comparison = compare(
-        baseline(THEN, configuration=shared), [measured(NOW, configuration=shared)]
-    )
+    before, now = baseline(THEN, configuration=shared), measured(NOW, configuration=shared)
+    comparison = compare(before, [now])
     assert {entry.reason.code for entry in comparison.entries} == {"shared_gpu"}
     assert comparison.exit_code == 4
 
@@ -159,15 +158,9 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
 
 
 def test_every_configuration_that_only_the_results_have_is_missing_and_named() -> None:
-    slow = {2: [0.3] * 3}
-    comparison = compare(
-        BASELINE,
-        [
-            measured(NOW),
-            measured(slow, configuration=replace(CNN, precision="bf16")),
-            measured(slow, configuration=replace(CNN, compiled=True)),
-        ],
-    )
+    others = (replace(CNN, precision="bf16"), replace(CNN, compiled=True))
+    slow = (measured({2: [0.3] * 3}, configuration=other) for other in others)
+    comparison = compare(BASELINE, [measured(NOW), *slow])
     verdicts = [entry.verdict for entry in comparison.entries]
     assert verdicts == [Verdict.OK] * 2 + [Verdict.MISSING] * 2
     alike = [row.reason.facts["differences"] for row in comparison.entries[2:]]
@@ -219,21 +212,20 @@ def test_models_are_compared_where_both_are_known() -> None:
 
 def test_what_gpuscale_cannot_measure_is_compared_with_its_like() -> None:
     horovod = replace(CNN, strategy="horovod", device="hpu")
-    there = replace(environment("HL-225"), device="hpu")
 
-    def ran(factor: float) -> Results:
+    def ran(factor: float, job: str = "now") -> Results:
         times = {gpus: [time_s * factor for time_s in NOW[gpus]] for gpus in (1, 2)}
+        there = replace(environment("HL-225", job_id=job), device="hpu")
         return replace(measured(times, configuration=horovod), environment=there)
 
     six = replace(ran(1.0), runs=(*ran(1.0).runs, *ran(1.001).runs))
     before = baseline_from_results([six], name="gaudi", cluster="elsewhere")
     assert (before.hardware.device, before.hardware.gpu_name) == ("hpu", "HL-225")
     assert decode_baseline(encode_baseline(before)) == before
-    now = replace(ran(1.0), environment=replace(there, job_id="tonight"))
-    assert set(_verdicts(compare(before, [now])).values()) == {Verdict.OK}
-    lost = replace(ran(1.2), environment=replace(there, job_id="tonight"))
-    assert set(_verdicts(compare(before, [lost])).values()) == {Verdict.REGRESSED}
-    assert compare(BASELINE, [now]).exit_code == 4
+    for factor, verdict in ((1.0, Verdict.OK), (1.2, Verdict.REGRESSED)):
+        now = ran(factor, "tonight")
+        assert set(_verdicts(compare(before, [now])).values()) == {verdict}
+        assert compare(BASELINE, [now]).exit_code == 4
 
 
 def test_gpus_of_another_vendor_are_another_machine() -> None:

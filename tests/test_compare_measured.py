@@ -151,12 +151,8 @@ def test_allocations_are_counted_for_each_row() -> None:
 
 def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once() -> None:
     def deviations(then: Baseline, now: Results) -> list[tuple[str, object]]:
-        notes = compare(then, [now]).notes
-        return [
-            (note.code, note.facts.get("deviation_speedup"))
-            for note in notes
-            if "deviation_time" in note.facts
-        ]
+        notes = [note for note in compare(then, [now]).notes if "deviation_time" in note.facts]
+        return [(note.code, note.facts.get("deviation_speedup")) for note in notes]
 
     assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.1)) == [("few_allocations", None)]
     assert deviations(quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11)) == [
@@ -173,14 +169,13 @@ def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once
 
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
-    comparison = compare(baseline({1: nights}, allocations=NIGHTS), [quiet_now(n1=0.107)])
+    before = baseline({1: nights}, allocations=NIGHTS)
+    comparison = compare(before, [quiet_now(n1=0.107)])
     assert row_on(1, comparison).verdict is Verdict.REGRESSED
     facts = facts_of(comparison.notes, "outlying_allocations")
     assert facts["names"] == (NIGHTS[2],)
     assert facts["difference"] == pytest.approx(0.12, abs=2e-3)
-    assert row_on(
-        1, compare(baseline({1: nights}, allocations=NIGHTS), [quiet_now(n1=0.1)])
-    ).verdict.is_pass
+    assert row_on(1, compare(before, [quiet_now(n1=0.1)])).verdict.is_pass
 
 
 def test_of_outlying_runs_the_one_that_differs_most_is_named() -> None:

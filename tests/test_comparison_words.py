@@ -37,10 +37,9 @@ def said(compared: Comparison, *now: Results) -> dict[str, str]:
 def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_baseline() -> None:
     before = baseline({1: THEN, 2: [1.1 * t for t in QUIET]}, allocations=NIGHTS)
     for row in compare(before, [measured({1: [0.1003, 0.1001], 2: [0.1103, 0.11]})]).entries:
-        before_s, now_s = (known(side.step_time_s).value for side in (row.baseline, row.current))
-        before_rate, now_rate = (
-            known(side.samples_per_s).value for side in (row.baseline, row.current)
-        )
+        sides = (row.baseline, row.current)
+        before_s, now_s = (known(side.step_time_s).value for side in sides)
+        before_rate, now_rate = (known(side.samples_per_s).value for side in sides)
         assert row.verdict is Verdict.OK
         assert before_s / now_s == pytest.approx(1, abs=0.005)
         assert before_rate / now_rate == pytest.approx(1, abs=0.005)

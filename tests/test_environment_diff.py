@@ -33,21 +33,17 @@ HERE: Environment = environment()
 
 def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
     newer = replace(HERE, torch_version="2.12", nccl_version="2.28", launcher="slurm")
-    assert environment_changes([HERE], [newer]) == (
-        EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
-    )
+    (change,) = environment_changes([HERE], [newer])
+    assert change == EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",))
     assert environment_changes([HERE, newer], [newer, HERE]) == ()
     variables = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"}
     variables |= {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_bob"}
     tuned = replace(HERE, variables=variables)
-    assert environment_changes([HERE], [tuned, HERE]) == (
-        EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
-    )
+    (change,) = environment_changes([HERE], [tuned, HERE])
+    assert change == EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",))
     assert environment_changes([], [tuned]) == environment_changes([HERE], []) == ()
-    before, after = (
-        replace(HERE, scripts={"train.py": digest, **more})
-        for digest, more in (("0a1b", {}), ("2c3d", {"new.py": "9f"}))
-    )
+    before = replace(HERE, scripts={"train.py": "0a1b"})
+    after = replace(HERE, scripts={"train.py": "2c3d", "new.py": "9f"})
     (script,) = environment_changes([before], [after])
     assert environment_text(script) == "script train.py 0a1b → 2c3d"
     assert environment_changes([HERE], [after]) == ()
@@ -234,38 +230,33 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_libraries_that_differ_on_some_nodes_are_named_with_them() -> None:
+    def said(before: Sequence[NodeEvidence], after: Sequence[NodeEvidence]) -> list[str]:
+        here = [OLD.environment]
+        return [*map(environment_text, environment_changes(here, here, before, after))]
+
     old, new = library("2.27.7"), library()
-    before = [node("n1", old), node("n2", old)]
-    here = [OLD.environment]
-    (change,) = environment_changes(here, here, before, [node("n1", old), node("n2", new)])
-    assert environment_text(change) == "NCCL loaded 2.27.7 → 2.28.3 on n2"
+    one, newer = [node("n1", old)], [node("n1", new)]
+    found = said([*one, node("n2", old)], [*one, node("n2", new)])
+    assert found == ["NCCL loaded 2.27.7 → 2.28.3 on n2"]
     plugin = Library(name="NCCL network plugin", path="/opt/libnccl-net-ofi.so")
-    after = [node("n1", old, plugin)]
-    (change,) = environment_changes(here, here, [node("n1", old)], after)
-    assert environment_text(change) == "NCCL network plugin loaded none → libnccl-net-ofi.so"
+    found = said(one, [node("n1", old, plugin)])
+    assert found == ["NCCL network plugin loaded none → libnccl-net-ofi.so"]
     # The name of a file beside a version is no difference; another name beside a name is one.
-    named = node("n1", library(None))
-    assert environment_changes(here, here, [named], [node("n1", new)]) == ()
-    assert environment_changes(here, here, [node("n1", new)], [named]) == ()
-    other = node("n1", library(None, "libnccl.so.3"))
-    (change,) = environment_changes(here, here, [named], [other])
-    assert environment_text(change) == "NCCL loaded libnccl.so.2 → libnccl.so.3"
+    named, other = ([node("n1", library(None, f"libnccl.so.{n}"))] for n in (2, 3))
+    assert said(named, newer) == said(newer, named) == []
+    assert said(named, other) == ["NCCL loaded libnccl.so.2 → libnccl.so.3"]
     # Nothing is known of old results.
-    assert environment_changes(here, here, [node("n1")], [node("n1", new)]) == ()
+    assert said([node("n1")], newer) == []
 
 
 def test_packages_are_counted_beside_a_loss_only() -> None:
-    def codes(step_s: float) -> list[str]:
-        slow = measured({1: [step_s] * 6, 2: [step_s] * 6})
-        after = replace(slow, environment=NEW.environment)
-        before = baseline({1: [0.1] * 6, 2: [0.1] * 6})
-        before = replace(before, environments={"then": OLD.environment})
-        sides = sides_of(before, [after])
-        noted = with_environment_changes(compare(before, [after]), sides)
-        return [note.code for note in noted.notes]
-
-    assert "packages_changed" in codes(0.2)
-    assert "packages_changed" not in codes(0.1)
+    before = baseline({1: [0.1] * 6, 2: [0.1] * 6})
+    before = replace(before, environments={"then": OLD.environment})
+    for step_s, are_counted in ((0.2, True), (0.1, False)):
+        after = measured({1: [step_s] * 6, 2: [step_s] * 6})
+        after = replace(after, environment=NEW.environment)
+        noted = with_environment_changes(compare(before, [after]), sides_of(before, [after]))
+        assert ("packages_changed" in {note.code for note in noted.notes}) is are_counted
 
 
 def test_the_page_lists_the_environment_variables_that_are_recorded() -> None:

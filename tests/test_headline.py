@@ -124,10 +124,11 @@ CHANGED = Cause(
 
 
 def test_a_loss_without_a_cause_says_why_it_is_not_known_and_what_may_be_it() -> None:
+    change = "a change named below"
     for causes, notes, words in (
         ((OF_COMMAND,), (), "no change of the environment was recorded"),
-        ((OF_COMMAND, CHANGED), (), "a change named below may be it"),
-        ((OF_COMMAND, CHANGED), (BUSY,), "a change named below or other work on the host may be it"),
+        ((OF_COMMAND, CHANGED), (), f"{change} may be it"),
+        ((OF_COMMAND, CHANGED), (BUSY,), f"{change} or other work on the host may be it"),
     ):
         rows = [replace(slower(gpus), causes=causes) for gpus in (1, 2)]
         said = headline(comparison(*rows, notes=notes))["cause"]

@@ -84,11 +84,8 @@ def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> 
         ("step", "INFO Train: [0/300][10/1251]\teta 0:31:12 lr 0.1\ttime 0.37 (0.41)\tloss 6.9 "
          "(7.0)", Mark(step=10, epoch=0, total_steps=1251, loss=6.9)),
         ("step", "[219/500] loss 0.3 57ms/batch", Mark(step=219, total_steps=500, loss=0.3)),
-        (
-            "step",
-            "Epoch [0/3] batch 95/400: loss=1.9",
-            Mark(step=95, epoch=0, total_steps=400, loss=1.9),
-        ),
+        ("step", "Epoch [0/3] batch 95/400: loss=1.9",
+         Mark(step=95, epoch=0, total_steps=400, loss=1.9)),
         ("step", "epoch 2 [9/50] 17.5 it/s", Mark(step=9, epoch=2, total_steps=50)),
         # NeMo leaves the rate out.
         ("tqdm", "Epoch 0: :   0%|          | 5/300000 [02:16<2281:40:05, v_num=0, loss=11.00]",
