@@ -94,8 +94,7 @@ def test_a_comparison_has_the_change_below_its_cause() -> None:
         return tuple(replace(each, nodes=nodes(**said)) for each in runs)
 
     before = replace(before, runs=on_nodes(before.runs, n1=WELL, n2=WELL))
-    off = WELL | {"GDRDMA": "off"}
-    now = replace(now, runs=on_nodes(now.runs, n1=WELL, n3=off))
+    now = replace(now, runs=on_nodes(now.runs, n1=WELL, n3=WELL | {"GDRDMA": "off"}))
     (cause, *_) = diagnosed(before, now)[4].causes
     assert cause.kind == "communication"
     assert cause_evidence.evidence(cause) == ("GDRDMA on → off on n3",)

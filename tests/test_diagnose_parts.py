@@ -204,9 +204,8 @@ def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() ->
     assert found[Part.COMPUTING].noise_s == pytest.approx(2.353363 * 0.55 * 2**0.5)
     with_jobs = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.1)
     assert with_jobs[Part.COMPUTING].noise_s == pytest.approx(2.353363 * (2 * 0.55**2 + 1) ** 0.5)
-    several = changes_of(
-        [taken(1.0, 9.0), taken(1.0, 11.0)], [taken(1.0, 12.0), taken(1.0, 14.0)], 0.0
-    )
+    before, after = ([taken(1.0, each) for each in pair] for pair in ((9, 11), (12, 14)))
+    several = changes_of(before, after, 0.0)
     # Four runs with squares of 4 s² around their means, and a prior worth three more degrees.
     assert several[Part.COMPUTING].noise_s == pytest.approx(2.015048 * 2**0.5)
 
@@ -284,18 +283,16 @@ def test_a_clock_event_that_became_more_frequent_by_a_tenth_is_a_symptom() -> No
     assert seen(with_share(0.25), with_share(0.3125)) == []
     assert seen([summary()], with_share(0.9, "gpu_idle")) == []
     # In one run of two, and in none of the other.
-    ((_, _, now, usual, _),) = seen(
-        with_share(0.25), with_share(0.75) + with_share(1.0, "gpu_idle")
-    )
+    once = with_share(0.75) + with_share(1.0, "gpu_idle")
+    ((_, _, now, usual, _),) = seen(with_share(0.25), once)
     assert (now, usual) == (0.375, 0.25)
 
 
 def test_a_new_device_is_set_beside_the_baselines_else_beside_the_others_of_now() -> None:
     slow, fast = summary("B", sm_clock_mean_mhz=900), summary("A", sm_clock_mean_mhz=1000)
-    assert seen([fast], [slow]) == [("B", "sm_clock_mean_mhz", 900, 1000, ComparedWith.BASELINE)]
-    assert seen([], [slow, fast]) == [
-        ("B", "sm_clock_mean_mhz", 900, 1000, ComparedWith.OTHER_GPUS)
-    ]
+    slower = ("B", "sm_clock_mean_mhz", 900, 1000)
+    assert seen([fast], [slow]) == [(*slower, ComparedWith.BASELINE)]
+    assert seen([], [slow, fast]) == [(*slower, ComparedWith.OTHER_GPUS)]
     assert seen([], [slow]) == []
     narrow = summary("B", pcie_width=8, pcie_max_width=16)
     assert seen([], [narrow]) == [("B", "pcie_width", 8, 16, ComparedWith.MOST)]

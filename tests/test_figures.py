@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -56,6 +57,12 @@ def measured(
     ]
 
 
+def written(path: Path, *runs: Run, **changes: Any) -> Path:
+    """Write results with these runs to a file; return its path."""
+    path.write_text(results_text(replace(results(*runs), **changes)))
+    return path
+
+
 def drawn(name: str, measurements: Measurements) -> Picture:
     return known(FIGURES[name](measurements))
 
@@ -80,10 +87,8 @@ def test_a_curve_is_at_its_values_with_its_intervals_and_gpus_as_ticks() -> None
     (curve,) = curves_in(axes).values()
     line, _, (bars,) = curve.lines
     assert [*axes.get_xticks()] == [1, 2, 4]
-    points = scaling_points(runs)
-    for point, value, bar in zip(
-        points, at_of(known(line))[:, 1], bars.get_segments(), strict=True
-    ):
+    values, ends = at_of(known(line))[:, 1], bars.get_segments()
+    for point, value, bar in zip(scaling_points(runs), values, ends, strict=True):
         estimate = known(point.samples_per_s)
         assert value == pytest.approx(estimate.value)
         assert [*bar[:, 1]] == pytest.approx((estimate.low, estimate.high))
@@ -107,9 +112,8 @@ def test_a_speedup_on_two_devices_has_values_beside_its_bar() -> None:
 
 
 def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_counted() -> None:
-    runs = [
-        each for i in range(6) for each in measured(replace(CNN, case=f"case_{i}"), counts=(1, 2))
-    ]
+    cases = (replace(CNN, case=f"case_{i}") for i in range(6))
+    runs = [run for case in cases for run in measured(case, counts=(1, 2))]
     picture = drawn("scaling", Measurements(runs=runs))
     words = ["time per epoch (s)", "throughput (samples/s)", "speedup"]
     assert [axes.get_ylabel().splitlines()[0] for axes in picture.figure.axes] == words * 4
@@ -137,8 +141,7 @@ def test_the_three_curves_of_a_page_are_equally_high_and_state_the_size_of_an_ep
 
 def test_plot_names_cases_without_room(tmp_path: Path) -> None:
     runs = [run(1, 0.1, configuration=replace(CNN, case=f"case_{i}")) for i in range(6)]
-    path = tmp_path / "six.jsonl"
-    path.write_text(results_text(results(*runs)))
+    path = written(tmp_path / "six.jsonl", *runs)
     for further, said in (
         ((), "gpuscale: not shown: 2 more cases; choose with --case\n"),
         (("--case", "case_5"), ""),
@@ -148,15 +151,9 @@ def test_plot_names_cases_without_room(tmp_path: Path) -> None:
 
 
 def test_plot_names_machine_and_date_and_rows_whose_runs_failed(tmp_path: Path) -> None:
-    lost = run(2, None)
-    files = {
-        "some": [run(1, 0.1), lost],
-        "none": [lost],
-        "other": [run(1, 0.1, configuration=replace(CNN, case="other"))],
-    }
-    for name, runs in files.items():
-        (tmp_path / f"{name}.jsonl").write_text(results_text(results(*runs)))
-    some, none, other = (tmp_path / f"{name}.jsonl" for name in files)
+    lost, elsewhere = run(2, None), run(1, 0.1, configuration=replace(CNN, case="other"))
+    files = {"some": [run(1, 0.1), lost], "none": [lost], "other": [elsewhere]}
+    some, none, other = (written(tmp_path / f"{n}.jsonl", *runs) for n, runs in files.items())
     picture = tmp_path / "some.svg"
     said = "mnist_cnn/ddp on 2 GPUs: 0 of 1 run gave a number"
     answer = gpuscale("plot", some, "--baseline", some, "-o", picture)
@@ -174,9 +171,8 @@ def test_a_picture_of_several_files_names_each_that_it_draws(tmp_path: Path) -> 
     names = ("first", "second", "bad", "other")
     paths = [tmp_path / f"{name}.jsonl" for name in names]
     for at, (name, path) in enumerate(zip(names, paths, strict=True)):
-        configuration = replace(CNN, case="other") if name == "other" else CNN
-        file = results(*measured(configuration, factor=1 + at / 10))
-        path.write_text(results_text(replace(file, left_out="x" if name == "bad" else None)))
+        runs = measured(replace(CNN, case="other") if name == "other" else CNN, factor=1 + at / 10)
+        written(path, *runs, left_out="x" if name == "bad" else None)
     picture = tmp_path / "p.svg"
     assert main(["plot", *map(str, paths), "--case", CNN.case, "-o", str(picture)]) == 0
     said = re.sub(r"<[^>]*>|\s", "", picture.read_text())
@@ -279,11 +275,8 @@ def test_a_long_epoch_is_drawn_in_minutes_or_hours(factor: float, unit: str, val
 @pytest.mark.filterwarnings("error")
 def test_a_history_shows_each_level_and_the_night_that_changed_it() -> None:
     nights = made_nights(20, lambda night: 1.0 if night < 12 else 1.08)
-    upgraded = replace(nights[0].environment, torch_version="2.12")
-    later = (
-        replace(night, environment=replace(upgraded, job_id=night.environment.job_id))
-        for night in nights[12:]
-    )
+    newer = [replace(night.environment, torch_version="2.12") for night in nights[12:]]
+    later = (replace(night, environment=its) for night, its in zip(nights[12:], newer, strict=True))
     history = history_of([*nights[:12], *later])
     picture = drawn("history", Measurements(history=history))
     axes = picture.figure.axes[0]
@@ -436,9 +429,8 @@ def test_pictures_of_one_page_share_no_id_and_say_what_they_show() -> None:
 
 
 def test_a_picture_is_written_as_what_its_name_says(tmp_path: Path) -> None:
-    now, before = tmp_path / "now.jsonl", tmp_path / "before.jsonl"
-    now.write_text(results_text(results(*measured())))
-    before.write_text(results_text(results(*measured(factor=0.9))))
+    now = written(tmp_path / "now.jsonl", *measured())
+    before = written(tmp_path / "before.jsonl", *measured(factor=0.9))
     for kind, beginning in (("svg", b"<svg "), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
         path = tmp_path / f"scaling.{kind}"
         assert main(["plot", str(now), "--baseline", str(before), "-o", str(path)]) == 0
@@ -459,14 +451,10 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
 
 
 def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "now.jsonl"
-    file.write_text(results_text(results(*measured())))
-    faulty = tmp_path / "faulty.jsonl"
-    injected = replace(results(run(1, 0.1, index=9)), injections=("data=5ms",))
-    faulty.write_text(results_text(injected))
-    command = tmp_path / "command.jsonl"
-    by_command = run(2, 0.1, configuration=replace(CNN, strategy="command"))
-    command.write_text(results_text(results(by_command)))
+    file = written(tmp_path / "now.jsonl", *measured())
+    once, by_command = run(1, 0.1, index=9), replace(CNN, strategy="command")
+    faulty = written(tmp_path / "faulty.jsonl", once, injections=("data=5ms",))
+    command = written(tmp_path / "command.jsonl", run(2, 0.1, configuration=by_command))
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
