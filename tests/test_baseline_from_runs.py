@@ -68,23 +68,18 @@ def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
     assert decode_baseline(encode_baseline(baseline)) == baseline
 
 
-def test_without_a_scheduler_each_invocation_is_an_allocation() -> None:
-    nights = [night(*[valid()] * 3), night(*[valid()] * 3, created_at="2026-11-22T03:30:15Z")]
-    baseline = baseline_from_results(nights, name="n", cluster="c")
-    assert {run.allocation for run in baseline.runs} == {
-        "node017 2026-11-21T03:30:15+00:00",
-        "node017 2026-11-22T03:30:15Z",
-    }
-
-
-def test_runs_that_another_job_added_to_a_file_are_an_allocation_of_their_own() -> None:
+def test_allocations_are_jobs_also_in_a_file_of_several_and_else_invocations() -> None:
     resumed = night(*[valid(allocation="17")] * 3, *[valid(allocation="18")] * 3, job_id="17")
     baseline = baseline_from_results([resumed], name="n", cluster="c")
     assert [run.allocation for run in baseline.runs] == ["17"] * 3 + ["18"] * 3
     assert {job: its.job_id for job, its in baseline.environments.items()} == {
-        "17": "17",
-        "18": "18",
+        job: job for job in ("17", "18")
     }
+    # Without a scheduler.
+    moments = ("2026-11-21T03:30:15+00:00", "2026-11-22T03:30:15Z")
+    nights = [night(*[valid()] * 3, created_at=moment) for moment in moments]
+    baseline = baseline_from_results(nights, name="n", cluster="c")
+    assert {run.allocation for run in baseline.runs} == {f"node017 {each}" for each in moments}
 
 
 def test_every_entry_that_is_short_is_named() -> None:

@@ -308,7 +308,7 @@ def test_time_that_is_up_starts_no_run(site: Path) -> None:
     assert not [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]
 
 
-def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
+def test_a_run_uses_the_packages_of_its_trial(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_slow(site, "lens", 0.04)
     made = environments(site)
     lab = TrialRunner(
@@ -321,12 +321,10 @@ def test_a_run_uses_the_packages_of_its_trial(site: Path) -> None:
         end_s=math.inf,
     )
     (site / "scratch").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(site)
-        log_s = lab.make_run(frozenset({3}))
-        assert math.exp(known(log_s)) > 0.045
-        (site / "train.py").write_text("raise SystemExit('no data here')")
-        assert lab.make_run(frozenset({3})) is None
+    monkeypatch.chdir(site)
+    assert math.exp(known(lab.make_run(frozenset({3})))) > 0.045
+    (site / "train.py").write_text("raise SystemExit('no data here')")
+    assert lab.make_run(frozenset({3})) is None
     assert "no data here" in lab.failure or "command" in lab.failure
 
 

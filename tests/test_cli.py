@@ -241,13 +241,9 @@ def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> No
 
 
 def test_a_full_disk_under_the_output_is_no_regression() -> None:
+    words = [sys.executable, "-m", "gpuscale", *COMPARISON]
     with Path("/dev/full").open("w") as full:
-        answer = subprocess.run(
-            [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
+        answer = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False)
     assert answer.returncode == 2
     assert answer.stderr == b"gpuscale: cannot write the output: No space left on device\n"
 

@@ -190,20 +190,11 @@ THEN = {
 ONE = [0.1, 0.1001, 0.1002]
 
 
-def _unsteady(gpus: int, index: int) -> Run:
-    failure = Failure(kind="unsteady", message="windows alternate")
-    return replace(run(gpus, None, index=index), failure=failure)
-
-
 def test_what_happened_to_the_others_is_told_by_kind() -> None:
-    now = results(
-        *(run(1, time_s) for time_s in ONE),
-        run(4, 0.11),
-        run(4, None, index=2),
-        _unsteady(4, 3),
-        _unsteady(4, 4),
-        replace(run(4, 0.11), windows=(), measured={}),
-    )
+    unsteady = replace(run(4, None), failure=Failure(kind="unsteady", message="it alternates"))
+    others = (run(4, None, index=2), *(replace(unsteady, index=index) for index in (3, 4)))
+    silent = replace(run(4, 0.11), windows=(), measured={})
+    now = results(*(run(1, time_s) for time_s in ONE), run(4, 0.11), *others, silent)
     reason = row_on(4, compare(baseline(THEN), [now])).reason
     assert reason.facts["failures"] == {"killed": 1, "unsteady": 2, "": 1}
 

@@ -117,13 +117,10 @@ def test_ranks_that_share_a_gpu_are_not_judged_even_beside_their_like() -> None:
     assert comparison.exit_code == 4
 
 
-def test_another_sample_shape_is_incomparable_and_named() -> None:
+def test_another_sample_shape_is_incomparable_and_named_and_an_unknown_one_is_not() -> None:
     wider = replace(run(1, 0.1), sample_shape=(1, 56, 56))
     comparison = compare(BASELINE, [results(wider)])
     assert "(sample shape: 1×28×28 → 1×56×56)" in reason_text(comparison.entries[0])
-
-
-def test_a_speedup_is_judged_where_the_baseline_does_not_know_its_sample_shape() -> None:
     unknown = tuple(replace(run, sample_shape=None) for run in BASELINE.runs)
     row = compare(replace(BASELINE, runs=unknown), [measured(NOW)]).entries[1]
     assert row.verdict is Verdict.OK

@@ -93,33 +93,24 @@ QUIET = [0.1 * f for f in THEN]
 WILD = [0.06, 0.11, 0.19]
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "deviation", "why"),
-    [
+def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_why() -> None:
+    of_runs = math.expm1(statistics.stdev(map(math.log, WILD)))
+    for then, now, deviation, why in (
         (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
         ([0.1] * 6, [0.103] * 3, 0.1, "nights_differ"),
         # After fifty runs more of them nights differ by more; after forty, runs still would.
         (QUIET, [0.0943, 0.104, 0.1147], 0.01, "nights_differ"),
         (QUIET, WILD, 0.01, "runs_differ"),
         (WILD, [0.1 * f for f in NOW], 0.01, "baseline_runs_differ"),
-    ],
-)
-def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_why(
-    then: list[float], now: list[float], deviation: float, why: str
-) -> None:
-    tolerances = Tolerances(allocation_deviation_time=deviation)
-    before = replace(baseline({1: then}), tolerances=tolerances)
-    row = row_on(1, compare(before, [measured({1: now})]))
-    assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.further_runs is None
-    remedy = known(row.reason.facts["remedy"])
-    assert remedy.code is why
-    told = remedy.facts["deviation"]
-    if why == "nights_differ":
-        assert told == pytest.approx(math.expm1(deviation), rel=0.02)
-    else:
-        # Of three runs, by themselves.
-        assert told == pytest.approx(math.expm1(statistics.stdev(map(math.log, WILD))))
+    ):
+        tolerances = Tolerances(allocation_deviation_time=deviation)
+        before = replace(baseline({1: then}), tolerances=tolerances)
+        row = row_on(1, compare(before, [measured({1: now})]))
+        assert (row.verdict, row.further_runs) == (Verdict.INCONCLUSIVE, None)
+        remedy = known(row.reason.facts["remedy"])
+        of_nights = pytest.approx(math.expm1(deviation), rel=0.02)
+        told = of_nights if why == "nights_differ" else pytest.approx(of_runs)
+        assert (remedy.code, remedy.facts["deviation"]) == (why, told)
 
 
 def test_a_reference_with_another_batch_is_not_used() -> None:
@@ -245,13 +236,10 @@ def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
     assert known(row.reason.facts["remedy"]).facts["deviation"] == pytest.approx(0.01, abs=1e-3)
 
 
-def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
+def test_a_comparison_points_out_its_own_allocation_and_an_efficiency_above_1_1() -> None:
     own = baseline({1: [0.1 * f for f in THEN]}, allocations=("now",))
     notes = compare(own, [quiet_now(n1=0.1)]).notes
     assert Statement.of("same_allocation", name="now") in notes
-
-
-def test_an_efficiency_above_1_1_is_pointed_out() -> None:
     notes = compare(quiet_then(n1=0.1, n2=0.11), [quiet_now(n1=0.1, n2=0.05)]).notes
     assert facts_of(notes, "unit_error")["row"].gpus == 2
 

@@ -51,29 +51,23 @@ def _metric(row: EntryVerdict, metric: MetricSpec) -> MetricVerdict:
     return found
 
 
-@pytest.mark.parametrize(
-    ("worse", "metric", "size"),
-    [
+def test_a_worse_metric_regresses_a_row() -> None:
+    for worse, metric, size in (
         (USUAL | {"communication_s": 0.020}, COMMUNICATION, 0.08),
         (USUAL | {"peak_memory_bytes": 5 * GIB}, MEMORY, 0.25),
         (USUAL | {"energy_per_sample_j": 0.39}, ENERGY, 0.30),
-    ],
-    ids=lambda value: value.name if isinstance(value, MetricSpec) else None,
-)
-def test_a_worse_metric_regresses_a_row(worse: Made, metric: MetricSpec, size: float) -> None:
-    comparison = _compared(worse)
-    (row,) = comparison.entries
-    assert row.verdict is Verdict.REGRESSED
-    assert row.finding is metric
-    assert row.reason.code == "metric_lost"
-    assert "bounded_loss" in codes_in(row.reason)
-    assert row.reason.facts["metric"] == metric.name
-    found = _metric(row, metric)
-    assert found.verdict is Verdict.REGRESSED
-    assert found.change.value == pytest.approx(size, abs=2e-3)
-    assert 0 < known(found.change.low) < found.change.value < known(found.change.high)
-    assert {each.verdict for each in row.metrics if each is not found} == {Verdict.OK}
-    assert comparison.exit_code == 1
+    ):
+        comparison = _compared(worse)
+        (row,) = comparison.entries
+        assert (row.verdict, row.finding) == (Verdict.REGRESSED, metric)
+        assert (row.reason.code, row.reason.facts["metric"]) == ("metric_lost", metric.name)
+        assert "bounded_loss" in codes_in(row.reason)
+        found = _metric(row, metric)
+        assert found.verdict is Verdict.REGRESSED
+        assert found.change.value == pytest.approx(size, abs=2e-3)
+        assert 0 < known(found.change.low) < found.change.value < known(found.change.high)
+        assert {each.verdict for each in row.metrics if each is not found} == {Verdict.OK}
+        assert comparison.exit_code == 1
 
 
 def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:

@@ -62,22 +62,15 @@ def test_a_straggler_is_so_in_two_thirds_of_the_runs_that_have_skew() -> None:
     assert named(second, first, paced(1.0, 1.0, 2.0)) == ((), 0)
 
 
-@pytest.mark.parametrize(
-    ("usual_skew_s", "second_s", "ranks"),
-    [
+def test_only_runs_with_unusual_skew_tell_who_is_a_straggler() -> None:
+    for usual_skew_s, second_s, ranks in (
         # Skews of 3 s and 1 s have a mean of 2 s: half of that is the limit.
-        (0.0, 2.0, ()),
-        (0.1, 2.0, (0,)),
+        *((0.0, 2.0, ()), (0.1, 2.0, (0,))),
         # Skews of 3 s and 1.5 s have one of 2.25 s: the limit is halfway to it from the usual.
-        (0.75, 2.5, ()),
-        (0.8, 2.5, (0,)),
-    ],
-)
-def test_only_runs_with_unusual_skew_tell_who_is_a_straggler(
-    usual_skew_s: float, second_s: float, ranks: tuple[int, ...]
-) -> None:
-    runs = (paced(4.0, 1.0, 1.0), paced(1.0, second_s, 1.0))
-    assert named(*runs, usual_skew_s=usual_skew_s)[0] == ranks
+        *((0.75, 2.5, ()), (0.8, 2.5, (0,))),
+    ):
+        runs = (paced(4.0, 1.0, 1.0), paced(1.0, second_s, 1.0))
+        assert named(*runs, usual_skew_s=usual_skew_s)[0] == ranks
 
 
 def test_a_device_is_a_straggler_whichever_rank_it_serves_and_else_a_rank_number_is() -> None:
@@ -92,33 +85,19 @@ def test_a_device_is_a_straggler_whichever_rank_it_serves_and_else_a_rank_number
     assert (one_number.ranks, one_number.device_uuids) == ((1,), ())
 
 
-@pytest.mark.parametrize(
-    ("hosts", "slow", "is_whole_host"),
-    [
-        (("a", "a", "a", "b", "b"), (3, 4), True),
-        (("a", "a", "b", "b", "b"), (3, 4), False),  # a part of its host
-        (("a", "a", "a", "b", "c"), (3, 4), False),  # two hosts
-        (("a", "a", "a", "a", "b"), (4,), False),  # a single rank is named by its number
-    ],
-)
-def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
-    hosts: tuple[str, ...], slow: tuple[int, ...], is_whole_host: bool
-) -> None:
-    ranks = [rank(n, 2.0 if n in slow else 1.0, host=host) for n, host in enumerate(hosts)]
-    found = stragglers_of([step(*ranks)], 0.0)
-    assert found.ranks == slow
-    assert found.is_whole_host is is_whole_host
+def test_a_host_is_a_straggler_where_all_of_its_ranks_are() -> None:
+    for hosts, slow, is_whole_host in (
+        ("aaabb", (3, 4), True),
+        ("aabbb", (3, 4), False),  # a part of its host
+        ("aaabc", (3, 4), False),  # two hosts
+        ("aaaab", (4,), False),  # a single rank is named by its number
+    ):
+        ranks = [rank(n, 2.0 if n in slow else 1.0, host=host) for n, host in enumerate(hosts)]
+        found = stragglers_of([step(*ranks)], 0.0)
+        assert (found.ranks, found.is_whole_host) == (slow, is_whole_host)
 
 
-@pytest.mark.parametrize(
-    ("usual_s", "late_s", "kind"),
-    [
-        (0.0, 1.0, CauseKind.SLOW_RANK),
-        (0.0, 1.125, CauseKind.DATA),
-        (0.5, 1.5, CauseKind.SLOW_RANK),  # its batches were late in the baseline too
-    ],
-)
-def test_a_straggler_may_wait_for_data(usual_s: float, late_s: float, kind: CauseKind) -> None:
+def test_a_straggler_may_wait_for_data() -> None:
     def steps(*data_and_computing_s: tuple[float, float]) -> list[Step]:
         ranks = (
             rank(number, data_s + computing_s)._replace(phases=phases(data_s=data_s))
@@ -126,13 +105,17 @@ def test_a_straggler_may_wait_for_data(usual_s: float, late_s: float, kind: Caus
         )
         return [step(*ranks)]
 
-    before = steps((1.0, 1.0), (1.0 + usual_s, 1.0 - usual_s))
-    after = steps((1.0, 1.0), (1.0 + late_s, 3.0 - late_s))
-    known = row_of(before, after, gpus=2)
-    change = known.point.changes[Part.SKEW]
-    assert change.lost_s == 2.0
-    found = stragglers(known, change)
-    assert (found.kind, found.ranks) == (kind, (1,))
+    for usual_s, late_s, kind in (
+        (0.0, 1.0, CauseKind.SLOW_RANK),
+        (0.0, 1.125, CauseKind.DATA),
+        (0.5, 1.5, CauseKind.SLOW_RANK),  # its batches were late in the baseline too
+    ):
+        before = steps((1.0, 1.0), (1.0 + usual_s, 1.0 - usual_s))
+        known = row_of(before, steps((1.0, 1.0), (1.0 + late_s, 3.0 - late_s)), gpus=2)
+        change = known.point.changes[Part.SKEW]
+        assert change.lost_s == 2.0
+        found = stragglers(known, change)
+        assert (found.kind, found.ranks) == (kind, (1,))
 
 
 @pytest.mark.parametrize(
@@ -344,29 +327,23 @@ def point(
     )
 
 
-@pytest.mark.parametrize(
-    ("others", "lost_on", "spared_on", "spared_nodes"),
-    [
-        ([point(2, 0.25)], (2, 4), (), None),
-        ([point(2, 0.24)], (4,), (2,), 1),
-        ([point(2, 0.24, time_s=8.0)], (2, 4), (), None),
-        ([point(2, 0.9, noise_s=0.9)], (4,), (2,), 1),
-        ([point(2, 1.0), point(8, 0.0)], (2, 4), (8,), None),
-        ([point(2, 1.0), point(3, 0.0)], (2, 4), (3,), None),
-        ([point(2, 0.0), point(3, 0.0, nodes=2), point(8, 1.0)], (4, 8), (2, 3), 2),
-    ],
-)
-def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_noise(
-    others: list[PointEvidence],
-    lost_on: tuple[int, ...],
-    spared_on: tuple[int, ...],
-    spared_nodes: int | None,
-) -> None:
+def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_noise() -> None:
     own = point(4, 1.0, nodes=2)
-    nodes = 2 if lost_on[0] == 4 else 1
-    assert onset_of(Part.COMMUNICATION, own, {each.key.gpus: each for each in (*others, own)}) == (
-        Onset(lost_on=lost_on, spared_on=spared_on, nodes=nodes, spared_nodes=spared_nodes)
-    )
+    on_2_and_3 = (point(2, 0.0), point(3, 0.0, nodes=2))
+    for others, lost_on, spared_on, spared_nodes in (
+        ((point(2, 0.25),), (2, 4), (), None),
+        ((point(2, 0.24),), (4,), (2,), 1),
+        ((point(2, 0.24, time_s=8.0),), (2, 4), (), None),
+        ((point(2, 0.9, noise_s=0.9),), (4,), (2,), 1),
+        ((point(2, 1.0), point(8, 0.0)), (2, 4), (8,), None),
+        ((point(2, 1.0), point(3, 0.0)), (2, 4), (3,), None),
+        ((*on_2_and_3, point(8, 1.0)), (4, 8), (2, 3), 2),
+    ):
+        nodes = 2 if lost_on[0] == 4 else 1
+        points = {each.key.gpus: each for each in (*others, own)}
+        assert onset_of(Part.COMMUNICATION, own, points) == Onset(
+            lost_on=lost_on, spared_on=spared_on, nodes=nodes, spared_nodes=spared_nodes
+        )
 
 
 def test_without_another_number_of_gpus_nothing_is_known_of_where_a_loss_begins() -> None:

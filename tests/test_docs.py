@@ -120,26 +120,19 @@ def fields_of(value: object, place: str = "") -> Iterator[str]:
         yield place
 
 
-def document() -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(formats.json(view(of_each_verdict(), "data=5ms")))
-    return value
-
-
 def test_every_field_of_the_json_has_a_row_and_every_row_a_field() -> None:
+    document: dict[str, Any] = json.loads(formats.json(view(of_each_verdict(), "data=5ms")))
     part = TOOLS_TEXT.split("\n## JSON of a comparison\n")[1].split("\n## ")[0]
     cells = re.findall(r"^- (`.*?):", part, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     # `entries` itself is documented as the list that it is, and so are the others.
-    found = set(fields_of(document()))
+    found = set(fields_of(document))
     without_lists = {path for path in found if f"{path}[]" not in found}
     assert documented == without_lists - {"baseline", "current"}
-
-
-def test_the_row_of_the_configuration_names_its_fields() -> None:
     (row,) = re.findall(r"^- `entries\[\]\.configuration`:.*$", TOOLS_TEXT, re.MULTILINE)
     names = {*Configuration.__struct_fields__} - {"case", "strategy"}
     assert {f"`{name}`" for name in names} <= set(re.findall(r"`\w+`", row))
-    assert document()["entries"][0]["configuration"].keys() == names
+    assert document["entries"][0]["configuration"].keys() == names
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,12 @@ def test_a_picture_marks_a_regressed_night_and_draws_no_level_through_it(tmp_pat
         assert ("REGRESSED" in lines) == marked
         assert lines["level"][-1, 0] == (4 if marked else 5)
     assert both[0].lines[-1].get_label() == "REGRESSED"
+    nights = made_nights(9, lambda night: 1.0 if night < 6 else 1.15)
+    regressed = regressed_rows(judged_nights(nights, ALL_ROWS))
+    lasting = drawn("history", Measurements(history=history_of(nights), regressed=regressed))
+    for axes in lasting.figure.axes:
+        (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")
+        assert at_of(marks)[:, 0].tolist() == [6, 7, 8]
 
 
 def test_nights_of_one_date_are_told_apart_by_their_times() -> None:
@@ -466,12 +472,3 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     ):
         assert said in refusal("plot", *arguments)
     assert {*tmp_path.iterdir()} == {file, faulty, command}
-
-
-def test_each_night_of_a_lasting_loss_is_marked_as_regressed() -> None:
-    nights = made_nights(9, lambda night: 1.0 if night < 6 else 1.15)
-    regressed = regressed_rows(judged_nights(nights, ALL_ROWS))
-    picture = drawn("history", Measurements(history=history_of(nights), regressed=regressed))
-    for axes in picture.figure.axes:
-        (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")
-        assert at_of(marks)[:, 0].tolist() == [6, 7, 8]

@@ -125,14 +125,10 @@ def test_a_node_that_is_much_slower_in_every_job_is_never_passed_among_nodes_tha
     assert (node.state, node.jobs, node.jobs_slow) == (NodeState.UNCLEAR, 2, 2)
 
 
-def past_of(fleet: Fleet) -> list[Sequence[NodeVisit]]:
-    return [fleet.sweep().visits for _ in range(2)]
-
-
 def test_a_node_that_has_always_been_slow_is_told_from_one_that_became_so() -> None:
     fleet = fleet_of(5, noise=0.003)
     always = fleet.slow_node(3, 0.05)
-    past = past_of(fleet)
+    past = [fleet.sweep().visits for _ in range(2)]
     became = fleet.slow_node(4, 0.05)
     verdict = fleet.sweep(past).verdict
     assert sick(verdict) == {always, became}
@@ -145,7 +141,7 @@ def test_a_node_that_has_always_been_slow_is_told_from_one_that_became_so() -> N
 
 def test_where_healthy_nodes_differ_much_only_the_past_shows_what_became_slow() -> None:
     fleet = fleet_of(6, spread=0.02)
-    past = past_of(fleet)
+    past = [fleet.sweep().visits for _ in range(2)]
     slow = fleet.slow_node(4, 0.05)
     sweep = fleet.sweep(past)
     assert sick(sweep.verdict) == {slow}

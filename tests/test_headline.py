@@ -107,11 +107,15 @@ def test_a_loss_of_training_says_on_how_many_devices_also_in_the_index() -> None
     assert "every GPU lost 8.0 % of its samples/s [6.0 %, 10 %] (2 rows)" in every
 
 
-def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
+def test_an_established_cause_stands_first_and_of_several_that_which_cost_most() -> None:
     rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
     assert headline(comparison(*rows))["cause"].startswith("not known: ")
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
     assert "+14 ms" in headline(comparison(*rows))["cause"]
+    computing = Cause(kind=CauseKind.COMPUTE, code="computing", lost_s=0.004, after_s=0.1)
+    for lost_s, words in ((0.004, "communication +14 ms"), (0.1, "computing +100 ms")):
+        one = replace(slower(1), causes=(replace(computing, lost_s=lost_s),))
+        assert words in headline(comparison(one, replace(slower(2), causes=(ALL_REDUCE,))))["cause"]
 
 
 COMMAND_OR_HOSTS = Remedy("command_or_hosts", ("n1",))
@@ -250,14 +254,6 @@ def test_what_only_nights_can_show_asks_for_them() -> None:
     ):
         judged = replace(comparison(row), baseline_kind="nights")
         assert headline(judged)["next"].startswith(words)
-
-
-def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
-    computing = Cause(kind=CauseKind.COMPUTE, code="computing", lost_s=0.004, after_s=0.1)
-    rows = [replace(slower(1), causes=(computing,)), replace(slower(2), causes=(ALL_REDUCE,))]
-    assert "communication +14 ms" in headline(comparison(*rows))["cause"]
-    heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
-    assert "computing +100 ms" in headline(comparison(heavier, rows[1]))["cause"]
 
 
 def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:

@@ -179,27 +179,22 @@ def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(tmp_path: Path) ->
         assert ("busy host" in said) is (gpus > 1)
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "words", "step"),
-    [
+def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idle() -> None:
+    recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
+    for then, now, words, step in (
         (QUIET, QUIET, "1 more run would probably settle it", "make about 1 more run: "),
         (QUIET, BUSY, "host is idle", "measure again once the host is idle"),
         (BUSY, QUIET, "the baseline's host was busy: ", "measure the baseline again once the host"),
-    ],
-)
-def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idle(
-    then: HostLoad, now: HostLoad, words: str, step: str
-) -> None:
-    recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
-    recorded = replace(recorded, runs=under(then, recorded.runs))
-    after = replace(after, runs=under(now, after.runs))
-    comparison = compare(recorded, [after])
-    view = view_of(comparison, [after])
-    shown = " ".join(text(view).split())
-    assert words in shown
-    assert ("probably settle it" in shown) is (then is now is QUIET)
-    assert (comparison.entries[0].further_runs is None) is (BUSY in (then, now))
-    assert dict(view.headline)["next"].startswith(step)
+    ):
+        before = replace(recorded, runs=under(then, recorded.runs))
+        measured_now = replace(after, runs=under(now, after.runs))
+        comparison = compare(before, [measured_now])
+        view = view_of(comparison, [measured_now])
+        shown = " ".join(text(view).split())
+        assert words in shown
+        assert ("probably settle it" in shown) is (then is now is QUIET)
+        assert (comparison.entries[0].further_runs is None) is (BUSY in (then, now))
+        assert dict(view.headline)["next"].startswith(step)
 
 
 @pytest.mark.parametrize("nights", ["abcd", "abc"])

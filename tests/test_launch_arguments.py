@@ -50,20 +50,16 @@ OF_THE_JOB = {"SLURM_NTASKS", "SLURM_GPUS_PER_TASK", "SLURM_CPU_BIND_TYPE", "SRU
 OF_OUTER_RANKS = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "LSB_AFFINITY_HOSTFILE"}
 
 
-@pytest.mark.parametrize(
-    ("starter", "kept", "left_out"),
-    [
+def test_the_command_sees_the_users_variables_without_what_would_mislead_it() -> None:
+    starters: tuple[tuple[ProcessStarter, set[str], set[str]], ...] = (
         # What the job asked for as a whole does not reach its steps.
         (Slurm(), {"SLURM_JOB_ID", "HOME"}, OF_THE_JOB),
         # Settings for Open MPI reach it, and traces of an outer one do not, nor the places at
         # which LSF gives cores: Open MPI would map ranks by them and take no other mapping.
         (OpenMpi(), {"OMPI_MCA_plm_rsh_agent", "LSB_MCPU_HOSTS"}, OF_OUTER_RANKS),
-    ],
-)
-def test_the_command_sees_the_users_variables_without_what_would_mislead_it(
-    starter: ProcessStarter, kept: set[str], left_out: set[str]
-) -> None:
-    assert {name for name in kept | left_out if starter.reaches(name)} == kept
+    )
+    for starter, kept, left_out in starters:
+        assert {name for name in kept | left_out if starter.reaches(name)} == kept
 
 
 def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,16 +139,13 @@ def loaded_after(*arguments: str) -> set[str]:
     return set(python("-c", code, *arguments).stderr.split("LOADED ")[1].split())
 
 
-def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
+def test_comparing_showing_and_help_load_no_heavy_library() -> None:
     baseline = PACKAGE.parent / "baselines" / "cte-power.json"
     results = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
     for arguments in (["compare", str(baseline), str(results)], ["show", str(baseline)]):
         loaded = loaded_after(*arguments)
         assert "gpuscale.store.files" in loaded
         assert not loaded & {"torch", "pytest", "_pytest", "pynvml", "matplotlib"}
-
-
-def test_help_loads_no_heavy_library() -> None:
     assert not loaded_after("--help") & {"torch", "pytest", "pynvml", "scipy", "numpy"}
 
 

@@ -142,12 +142,8 @@ def rank_report(rank: int, peak_memory_bytes: int | None = None) -> RankReport:
 
 
 def gpu_summary(utilization: float) -> GpuSummary:
-    return GpuSummary(
-        uuid="GPU-0",
-        name="Tesla V100-SXM2-16GB",
-        samples=10,
-        values={"utilization_mean": utilization},
-    )
+    values = {"utilization_mean": utilization}
+    return GpuSummary(uuid="GPU-0", name="Tesla V100-SXM2-16GB", samples=10, values=values)
 
 
 def with_values(summary: GpuSummary, **values: float | None) -> GpuSummary:
