@@ -120,10 +120,8 @@ def test_energy_is_counted_in_units_of_the_gpu(fleet: Fleet) -> None:
 
 def test_new_errors_of_links_and_links_that_are_down_are_told(fleet: Fleet, tmp_path: Path) -> None:
     links = {"total_links": 8, **{f"status.{n}": 1 for n in range(6)}, "status.6": 0, "status.7": 2}
-    fleet(
-        mi300x(0xC1, amdsmi_gpu_xgmi_error_status={"": 1}, amdsmi_get_gpu_xgmi_link_status=links),
-        mi300x(0xC6),
-    )
+    faulty = {"amdsmi_gpu_xgmi_error_status": {"": 1}, "amdsmi_get_gpu_xgmi_link_status": links}
+    fleet(mi300x(0xC1, **faulty), mi300x(0xC6))
     (gpu,) = sampled(tmp_path / "samples", {"a": FIRST}, 12).gpu_summaries
     assert gpu.values["xgmi_active_min"] == 6
     assert gpu.values["xgmi_errors"] >= 1

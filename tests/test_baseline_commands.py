@@ -53,9 +53,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: Shell) -> None:
     for job, digest in (("one", "0a"), ("two", "1b")):
         made = measured({1: [0.1, 0.101, 0.099]}, job_id=job)
-        shell.write(
-            job, replace(made, environment=replace(made.environment, scripts={"a.py": digest}))
-        )
+        where = replace(made.environment, scripts={"a.py": digest})
+        shell.write(job, replace(made, environment=where))
     told = "beware: taken together, though a.py changed between these results"
     assert told in shell.record("one", "two").stderr
     assert told not in shell("compare", "one.jsonl", "two.jsonl").stderr

@@ -55,10 +55,8 @@ def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
     ]
     baseline = baseline_from_results(nights, name="autumn", cluster="ARC4")
     entries = entries_of(baseline.runs)
-    assert [(e.configuration.size, e.gpus, len(runs)) for e, runs in entries.items()] == [
-        ("smoke", 2, 6),
-        ("full", 2, 6),
-    ]
+    found = [(e.configuration.size, e.gpus, len(runs)) for e, runs in entries.items()]
+    assert found == [("smoke", 2, 6), ("full", 2, 6)]
     first = baseline.runs[:6]
     assert [run.allocation for run in first] == ["17"] * 4 + ["18"] * 2
     assert first[0].step_time_s == valid().step_time_s
@@ -72,9 +70,8 @@ def test_allocations_are_jobs_also_in_a_file_of_several_and_else_invocations() -
     resumed = night(*[valid(allocation="17")] * 3, *[valid(allocation="18")] * 3, job_id="17")
     baseline = baseline_from_results([resumed], name="n", cluster="c")
     assert [run.allocation for run in baseline.runs] == ["17"] * 3 + ["18"] * 3
-    assert {job: its.job_id for job, its in baseline.environments.items()} == {
-        job: job for job in ("17", "18")
-    }
+    jobs = {job: its.job_id for job, its in baseline.environments.items()}
+    assert jobs == {"17": "17", "18": "18"}
     # Without a scheduler.
     moments = ("2026-11-21T03:30:15+00:00", "2026-11-22T03:30:15Z")
     nights = [night(*[valid()] * 3, created_at=moment) for moment in moments]
@@ -125,10 +122,8 @@ def test_fewer_runs_or_allocations_than_before_are_warned_of() -> None:
     found = proposals(before, [measured({1: [1.0] * 12, 2: [1.2] * 5}, job_id="19")])
     assert ["allocations 2 → 1" in each.remark for each in found] == [True, True]
     assert ["runs" in each.remark for each in found] == [False, True]
-    assert not any(
-        each.remark
-        for each in proposals(recorded(measured(THEN, job_id="1")), [measured(THEN, job_id="2")])
-    )
+    alike = proposals(recorded(measured(THEN, job_id="1")), [measured(THEN, job_id="2")])
+    assert not any(each.remark for each in alike)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +142,8 @@ def test_a_selector_names_one_row_or_a_whole_case(selectors: list[str], rows: li
 
 def test_history_keeps_the_old_value_and_the_reason() -> None:
     before = recorded(measured(THEN, job_id="17"))
-    after = revise(
-        before, measured({1: [1.0] * 6, 2: [1.2] * 6}, job_id="18"), accept=["mnist_cnn@2"]
-    )
+    slower = measured({1: [1.0] * 6, 2: [1.2] * 6}, job_id="18")
+    after = revise(before, slower, accept=["mnist_cnn@2"])
     assert after.runs[:6] == before.runs[:6]
     assert {each.step_time_s for each in after.runs[6:]} == {1.2}
     assert {each.allocation for each in after.runs[6:]} == {"18"}

@@ -492,9 +492,8 @@ def test_a_killed_bisection_goes_on_and_finds_the_slow_package(site: Path) -> No
     make_slow(site, "lens", 0.02)
     # Another package pins it, so that both move together at first.
     make_slow(site, "mixer", 0.0, needs="lens==2")
-    started = subprocess.Popen(
-        [sys.executable, "-m", "gpuscale", *words_of()], cwd=site, env={**os.environ, **HERE_FIRST}
-    )
+    command = [sys.executable, "-m", "gpuscale", *words_of()]
+    started = subprocess.Popen(command, cwd=site, env={**os.environ, **HERE_FIRST})
     while len(made := [*site.glob(".gpuscale/bisect/*/runs/*/*.jsonl")]) < 4:
         assert started.poll() is None
         time.sleep(0.5)

@@ -149,10 +149,8 @@ COMPARISON = ("compare", str(ARC4), str(RESULTS))
 
 
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
-    coloured, plain = (
-        in_a_terminal(("gpuscale", *COMPARISON), REPOSITORY, columns=0, NO_COLOR=value)
-        for value in ("", "1")
-    )
+    words = ("gpuscale", *COMPARISON)
+    coloured, plain = (in_a_terminal(words, REPOSITORY, columns=0, NO_COLOR=n) for n in ("", "1"))
     assert "\033[33mINCOMPARABLE" in coloured
     assert "\033[" not in plain
 

@@ -79,9 +79,8 @@ def test_a_run_of_which_only_a_throughput_is_known_is_a_run() -> None:
     header = replace(RESULTS.environment, device="hpu", host=None, python_version=None)
     read = decode_results(results_text(replace(RESULTS, environment=header, runs=(elsewhere,))))
     assert read.runs == (elsewhere,)
-    assert set(json.loads(to_json(elsewhere))) == {
-        *("configuration", "gpus", "batch_per_gpu", "measured")
-    }
+    known = {"configuration", "gpus", "batch_per_gpu", "measured"}
+    assert set(json.loads(to_json(elsewhere))) == known
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n", "\n  \n"])

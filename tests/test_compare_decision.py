@@ -161,11 +161,8 @@ def test_a_loss_that_may_be_the_bound_of_ok_is_not_ok() -> None:
 def test_a_faster_reference_explains(p: float, verdict: Verdict, finding: Finding | None) -> None:
     deviation = 0.3 / NormalDist().inv_cdf(1 - p)
     faster = difference(0.3, [Term(variance=deviation**2, df=math.inf)])
-    row = Quantities(
-        time=quantity(0.0, p=0.5),
-        speedup=quantity(-0.3),
-        reference=replace(quantity(0.0), gain=faster),
-    )
+    reference = replace(quantity(0.0), gain=faster)
+    row = Quantities(time=quantity(0.0, p=0.5), speedup=quantity(-0.3), reference=reference)
     assert decide(row)[:2] == (verdict, finding)
 
 
@@ -183,10 +180,8 @@ def test_a_lost_speedup_is_a_loss_if_1_gpu_is_eight_times_less_likely_to_have_ma
         assert decide(row)[:2] == (lost if is_loss else (Verdict.INCONCLUSIVE, None))
 
 
-THEN = {
-    1: [0.1, 0.1005, 0.0995, 0.1002, 0.0998, 0.1],
-    4: [0.11, 0.1105, 0.1095, 0.1102, 0.1098, 0.11],
-}
+SPREAD = (1, 1.005, 0.995, 1.002, 0.998, 1)
+THEN = {1: [0.1 * f for f in SPREAD], 4: [0.11 * f for f in SPREAD]}
 ONE = [0.1, 0.1001, 0.1002]
 
 

@@ -114,9 +114,8 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
 
 
 def test_a_reference_with_another_batch_is_not_used() -> None:
-    now = results(
-        *(run(1, 0.2 * f, batch_per_gpu=256) for f in NOW), *(run(2, 0.11 * f) for f in NOW)
-    )
+    ones = (run(1, 0.2 * f, batch_per_gpu=256) for f in NOW)
+    now = results(*ones, *(run(2, 0.11 * f) for f in NOW))
     comparison = compare(quiet_then(n1=0.1, n2=0.11), [now])
     assert row_on(1, comparison).verdict is Verdict.INCOMPARABLE
     assert row_on(1, comparison).reason.facts["differences"] == (("batch_per_gpu", 128, 256),)
@@ -146,9 +145,8 @@ def test_a_declared_deviation_is_noted_only_where_it_widens_an_interval_and_once
         return [(note.code, note.facts.get("deviation_speedup")) for note in notes]
 
     assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.1)) == [("few_allocations", None)]
-    assert deviations(quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11)) == [
-        ("few_allocations", 0.005)
-    ]
+    both = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11)
+    assert deviations(*both) == [("few_allocations", 0.005)]
     assert deviations(quiet_then(n1=0.1), quiet_now(n1=0.05)) == [("few_sessions", None)]
     assert deviations(baseline({1: [0.1]}), measured({1: [0.1]})) == []
     uneven = [0.1, 0.13, 0.11]

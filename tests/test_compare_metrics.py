@@ -25,20 +25,15 @@ COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 GIB = 2**30
 NOTHING: Made = {"step_time_s": 0.1}
-USUAL = NOTHING | {
-    "communication_s": 0.012,
-    "peak_memory_bytes": 4 * GIB,
-    "energy_per_sample_j": 0.30,
-}
+USUAL = NOTHING | {"communication_s": 0.012, "peak_memory_bytes": 4 * GIB}
+USUAL |= {"energy_per_sample_j": 0.30}
 
 
 def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
     """Runs whose step time, communication and energy vary; memory is the same in all."""
     powers = {"step_time_s": 1, "communication_s": 1, "energy_per_sample_j": -1}
-    return [
-        made | {name: made[name] * factor**power for name, power in powers.items() if name in made}
-        for factor in factors
-    ]
+    varied = {name: power for name, power in powers.items() if name in made}
+    return [made | {n: made[n] * f**power for n, power in varied.items()} for f in factors]
 
 
 def _compared(now: Made, then: Made = USUAL, tolerances: Tolerances | None = None) -> Comparison:
@@ -71,11 +66,8 @@ def test_a_worse_metric_regresses_a_row() -> None:
 
 
 def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
-    better = USUAL | {
-        "communication_s": 0.004,
-        "peak_memory_bytes": 3 * GIB,
-        "energy_per_sample_j": 0.2,
-    }
+    better = USUAL | {"communication_s": 0.004, "peak_memory_bytes": 3 * GIB}
+    better |= {"energy_per_sample_j": 0.2}
     comparison = _compared(better)
     (row,) = comparison.entries
     assert row.verdict is Verdict.OK

@@ -26,10 +26,9 @@ def _last(baseline: Baseline, now: Results) -> EntryVerdict:
 
 def test_a_figure_of_ddp_counts_for_what_wraps_it_and_asks_nobody_to_measure_that() -> None:
     of_ddp = _now(1.70)
-    wrapped = [
-        replace(each, configuration=replace(each.configuration, strategy="lightning"))
-        for each in _now(1.4).runs
-    ]
+    slower = _now(1.4)
+    other = replace(slower.runs[0].configuration, strategy="lightning")
+    wrapped = [replace(each, configuration=other) for each in slower.runs]
     both = compare(ARC4, [replace(of_ddp, runs=(*of_ddp.runs, *wrapped))])
     assert {entry.label: entry.verdict for entry in both.entries} == {
         "mnist_cnn/ddp on 1 GPU": Verdict.CONSISTENT,
@@ -123,9 +122,8 @@ def test_a_slow_machine_misses_it(precision: str | None, verdict: Verdict, quant
 
 def test_a_published_throughput_is_judged_without_runs_on_one_gpu_too() -> None:
     before = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
-    missed, met = (
-        _last(before, measured({2: [256 / rate * f for f in SHARP]})) for rate in (1600, 3500)
-    )
+    results_at = (measured({2: [256 / rate * f for f in SHARP]}) for rate in (1600, 3500))
+    missed, met = (_last(before, now) for now in results_at)
     assert (missed.verdict, met.verdict) == (Verdict.INCONSISTENT, Verdict.CONSISTENT)
     assert met.reason.facts["why"] == Statement.of("no_measured_reference")
 
@@ -148,9 +146,8 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
 
 def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
     mixed = replace(CNN, precision="bf16")
-    now = results(
-        run(1, 0.05, configuration=mixed), run(2, 0.06, configuration=mixed), *_now(1.7).runs
-    )
+    others = (run(1, 0.05, configuration=mixed), run(2, 0.06, configuration=mixed))
+    now = results(*others, *_now(1.7).runs)
     comparison = compare(ARC4, [now])
     assert known(comparison.entries[1].current.speedup).value == pytest.approx(1.7, abs=0.01)
 

@@ -112,13 +112,11 @@ def test_an_interval_is_shown_if_it_can_be_read(
 def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     assert format_distinct(rough_percent, 0.0301, 0.0304) == ["3.01 %", "3.04 %"]
     assert format_distinct(rough_percent, 0.03, 0.05) == ["3.0 %", "5.0 %"]
-    assert [rough_percent(part) for part in (0.997, 1.0, 11.0)] == [
-        *("99.7 %", "100 %", "over 1000 %")
-    ]
+    parts = [rough_percent(part) for part in (0.997, 1.0, 11.0)]
+    assert parts == ["99.7 %", "100 %", "over 1000 %"]
     found = (replace(entry(Verdict.OK), minimum_detectable_loss=loss) for loss in (0.7, 0.04, None))
-    assert losses_found(found) == (
-        "a loss of 4.0 % to more than half (by row) would be found in 19 of 20 nights"
-    )
+    said = "a loss of 4.0 % to more than half (by row) would be found in 19 of 20 nights"
+    assert losses_found(found) == said
 
 
 def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs() -> None:
@@ -192,9 +190,8 @@ def test_a_change_that_no_machine_can_make_is_named(factor: float, is_named: boo
 
 def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> None:
     faster = measured({1: [0.8 * t for t in QUIET]})
-    one, many = (
-        compare(baseline({1: QUIET}, allocations=names), [faster]) for names in (["then"], NIGHTS)
-    )
+    sides = (baseline({1: QUIET}, allocations=names) for names in (["then"], NIGHTS))
+    one, many = (compare(before, [faster]) for before in sides)
     assert (one.exit_code, many.exit_code) == (0, 0)
     assert facts_of(one.notes, "few_sessions")["sessions"] == 1
     assert "sessions differ" in said(one)["beware"]
@@ -277,8 +274,7 @@ def test_a_number_of_further_runs_that_is_foretold_settles_most_rows() -> None:
         row = after(runs, before, now)
         if row.further_runs is not None:
             looks = range(runs + 1, runs + 1 + 2 * row.further_runs)
-            settled.append(
-                any(after(n, before, now).verdict is not Verdict.INCONCLUSIVE for n in looks)
-            )
+            after_more = (after(n, before, now).verdict for n in looks)
+            settled.append(any(verdict is not Verdict.INCONCLUSIVE for verdict in after_more))
     # About 5 of 6 rows by twice as many runs (docs/evidence/rates.md).
     assert sum(settled) > 0.55 * len(settled)

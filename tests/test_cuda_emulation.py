@@ -120,9 +120,8 @@ def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path:
     words = ("batch", f"{file}::Case", "--gpus", "2")
     limited = {**devices, "EMULATED_CUDA_MEMORY": str(memory_bytes)}
     found = run_gpuscale(tmp_path, *words, **limited).ended()
-    peaks = {
-        int(n): float(kib) for n, kib in re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
-    }
+    told = re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
+    peaks = {int(n): float(kib) for n, kib in told}
     (largest,) = (int(n) for n in re.findall(r"with --batch (\d+)", found.output))
     of_a_sample = (peaks[12] - peaks[8]) / 4
     assert peaks[largest] <= memory_bytes / 1024 < peaks[largest] + of_a_sample

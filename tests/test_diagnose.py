@@ -110,10 +110,8 @@ def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> 
 def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
     rng = np.random.default_rng(11)
     before = well(rng, [4], deviation=0.003)
-    nights = [
-        night_of(rng, [4], 1, Fault(computing=1.3, ranks=frozenset({rank})), deviation=0.003)
-        for rank in range(4)
-    ]
+    faults = (Fault(computing=1.3, ranks=frozenset({rank})) for rank in range(4))
+    nights = [night_of(rng, [4], 1, fault, deviation=0.003) for fault in faults]
     runs = [replace(run, index=i) for i, night in enumerate(nights, 1) for run in night.runs]
     (cause,) = diagnosed(before, results(*runs))[4].causes
     assert cause.kind is CauseKind.SLOW_RANK

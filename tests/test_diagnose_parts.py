@@ -153,9 +153,8 @@ def test_the_median_rank_is_the_faster_of_the_middle_two() -> None:
 def taken(communication_s: float, computing_s: float) -> Step:
     """A run of two ranks that do nothing but compute and communicate."""
     ranks = (rank(0, computing_s), rank(1, computing_s))
-    return replace(
-        step(*ranks), time_s=communication_s + computing_s, communication_s=communication_s
-    )
+    step_s = communication_s + computing_s
+    return replace(step(*ranks), time_s=step_s, communication_s=communication_s)
 
 
 @pytest.mark.parametrize(

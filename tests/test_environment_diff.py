@@ -124,9 +124,8 @@ def test_a_value_that_only_some_nodes_have_is_said_with_those_nodes() -> None:
     assert said(n1="performance", n9="performance") == []
     assert said(n1="powersave", n2="powersave") == ["governor performance → powersave"]
     assert said(n1="performance", n3="powersave") == ["governor performance → powersave on n3"]
-    assert said(n1="performance", n2="powersave", n3="powersave", n4="") == [
-        "governor performance → powersave on 2 of 3 nodes"
-    ]
+    several = said(n1="performance", n2="powersave", n3="powersave", n4="")
+    assert several == ["governor performance → powersave on 2 of 3 nodes"]
     assert said(n1="powersave", n2="ondemand") == [
         "governor performance → ondemand on n2",
         "governor performance → powersave on n1",
@@ -151,12 +150,8 @@ def of(version: str, loaded: Library, *, torch: str = "2.14", **packages: str) -
     found = measured({1: [0.1], 2: [0.1]})
     runs = [replace(run, nodes=(node("n1", loaded),)) for run in found.runs]
     others = dict.fromkeys(OTHERS, version)
-    where = replace(
-        environment(),
-        torch_version=torch,
-        nccl_version="2.27.7",
-        packages={"torch": torch, **others, **packages},
-    )
+    packages = {"torch": torch, **others, **packages}
+    where = replace(environment(), torch_version=torch, nccl_version="2.27.7", packages=packages)
     return replace(found, environment=where, runs=tuple(runs))
 
 

@@ -210,11 +210,8 @@ def of_phases(
     gpus: int, case: str = "mnist_cnn", *, optimizer_s: float = 0.01, data_s: float = 0.01
 ) -> Run:
     rank = phases(data_s=data_s, forward_s=0.03, backward_s=0.05, optimizer_s=optimizer_s)
-    return phased_run(
-        [rank] * gpus,
-        communication_s=0.025 if gpus > 1 else 0.0,
-        configuration=replace(CNN, case=case),
-    )
+    exposed_s, of_case = 0.025 if gpus > 1 else 0.0, replace(CNN, case=case)
+    return phased_run([rank] * gpus, communication_s=exposed_s, configuration=of_case)
 
 
 def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:

@@ -108,9 +108,8 @@ def test_the_loss_is_that_of_the_later_jobs_since_the_first_was_chosen_for_its_l
         node = node_of(sweep.verdict, name)
         if node.jobs > 1 and node.row is not None and node.row.device is None and node.speed:
             told.append(-math.log1p(node.speed.value) - truth)
-            logs = [
-                math.log(t) for v in sweep.visits if v.node == name for t in v.step_times_s[0][1]
-            ]
+            own = [times for v in sweep.visits if v.node == name for times in v.step_times_s[0][1]]
+            logs = [*map(math.log, own)]
             first.append(statistics.fmean(logs[:3]) - statistics.fmean(logs[3:]))
     assert len(told) >= 12
     assert abs(statistics.fmean(told)) < 0.003

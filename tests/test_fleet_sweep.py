@@ -63,14 +63,10 @@ class Machine:
                 return str(self.jobs)
             level = self.drift * self.jobs + self.effects.get(job.node, 0.0)
             began_s = time.time() + self.ahead_s.get(job.node, 0.0)
-            runs = (
-                run(1, 0.1 * (1 + level + self.rng.gauss(0, 0.001)), index=index)
-                for index in (1, 2, 3)
-            )
-            made = results(
-                *(replace(each, started_at_s=began_s) for each in runs),
-                where=environment(job_id=str(self.jobs)),
-            )
+            times_s = [0.1 * (1 + level + self.rng.gauss(0, 0.001)) for _ in range(3)]
+            runs = (run(1, time_s, index=index) for index, time_s in enumerate(times_s, start=1))
+            begun = (replace(each, started_at_s=began_s) for each in runs)
+            made = results(*begun, where=environment(job_id=str(self.jobs)))
             (place / job.results_name).write_text(results_text(made))
             if job.node == self.late:
                 (place / job.results_name).rename(self.folder / "late")
@@ -220,14 +216,12 @@ def view(
     fleet = Fleet(rng=random.Random(1), nodes=39, gpus=2)
     name = fleet.slow_gpu(17, 1, 0.2) if slow else ""
     visits = fleet.sweep().visits if repeated else [fleet.visit(at, 0, at / 39) for at in range(39)]
-    jobs = [
-        SweepJob(node="nid0039", number=1, submitted_at_s=BEGAN_S, outcome=reason, detail="<fan>")
-    ]
+    lost = SweepJob(node="nid0039", number=1, submitted_at_s=1.8e9, outcome=reason, detail="<fan>")
     record = sweep_record(
         [fleet.name(at) for at in range(40 if reason else 39)],
         gpus=(1, 2),
         partition="gpu",
-        jobs=tuple(jobs if reason else ()),
+        jobs=(lost,) if reason else (),
     )
     return SweepView(
         record=record,
@@ -263,9 +257,8 @@ def test_every_format_tells_the_same_verdict(seen: SweepView, code: int, word: s
     assert (document["exit_code"], document["word"]) == (code, word)
     rows = [*csv.DictReader(io.StringIO(FLEET_FORMATS["csv"](seen)))]
     assert [row["state"] for row in rows] == [node["state"] for node in document["nodes"]]
-    assert f'gpuscale_fleet_exit_code{{cluster="here",partition="gpu"}} {code}.0' in FLEET_FORMATS[
-        "openmetrics"
-    ](seen)
+    shown = FLEET_FORMATS["openmetrics"](seen)
+    assert f'gpuscale_fleet_exit_code{{cluster="here",partition="gpu"}} {code}.0' in shown
 
 
 def test_the_page_ranks_the_nodes_and_lists_them_by_name() -> None:

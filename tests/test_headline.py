@@ -33,9 +33,8 @@ AGAIN = "measure again once the host is idle"
 MORE_RUNS = "make about 3 more runs: pytest … --runs 5 --resume night.jsonl"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
-NOISE = Cause(
-    kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
-)
+MORE = Remedy("more_runs", runs=6)
+NOISE = Cause(kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=MORE)
 
 
 def slower(gpus: int) -> EntryVerdict:

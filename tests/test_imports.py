@@ -262,9 +262,8 @@ def test_each_source_becomes_rows_with_its_values(
     (tmp_path / name).write_text(text)
     imported(tmp_path / name, source=source)
     (night,) = nights_in(tmp_path)
-    assert {run.label: [*run.measured.values()] for run in night.runs} == {
-        label: [value] for label, value in rows.items()
-    }
+    found = {run.label: [*run.measured.values()] for run in night.runs}
+    assert found == {label: [value] for label, value in rows.items()}
 
 
 def test_imported_runs_on_gpus_are_shown_and_recorded_as_such(tmp_path: Path) -> None:

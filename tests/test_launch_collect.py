@@ -63,9 +63,8 @@ def test_phases_of_all_windows_are_those_of_the_slowest_rank(tmp_path: Path, slo
     paces_s, forwards_s = [0.12, 0.12], [0.04, 0.04]
     paces_s[slow], forwards_s[slow] = 0.19, 0.09
     times_s = [[0.2 for _ in HAIRS], [0.2 + hair for hair in HAIRS]]
-    joined = collected(
-        tmp_path, [outcome(rank, paces_s[rank], times_s[rank], forwards_s[rank]) for rank in (0, 1)]
-    )
+    outcomes = [outcome(n, paces_s[n], times_s[n], forwards_s[n]) for n in (0, 1)]
+    joined = collected(tmp_path, outcomes)
     assert joined.is_valid, joined.failure
     assert [window.time_s for window in joined.windows] == [max(0.2, 0.2 + h) for h in HAIRS]
     for window in joined.windows:
@@ -75,9 +74,8 @@ def test_phases_of_all_windows_are_those_of_the_slowest_rank(tmp_path: Path, slo
 
 
 def test_without_paces_the_first_ranks_phases_are_shown(tmp_path: Path) -> None:
-    joined = collected(
-        tmp_path, [outcome(rank, None, [0.2] * 10, 0.04 + 0.01 * rank) for rank in (0, 1)]
-    )
+    outcomes = [outcome(rank, None, [0.2] * 10, 0.04 + 0.01 * rank) for rank in (0, 1)]
+    joined = collected(tmp_path, outcomes)
     assert {window.phases.forward_s for window in joined.windows if window.phases} == {0.04}
 
 

@@ -69,12 +69,8 @@ def keeper(
     folder: Path, *before: str, driver: Path | None = None, log: Path | None = None
 ) -> Keepers:
     """Start a keeper with the variables that Open MPI would set, by the command `before` if any."""
-    variables = {
-        **os.environ,
-        "OMPI_COMM_WORLD_RANK": "0",
-        "PYTHONPATH": str(REPOSITORY),
-        "LD_LIBRARY_PATH": str(driver or ""),
-    }
+    variables = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "PYTHONPATH": str(REPOSITORY)}
+    variables["LD_LIBRARY_PATH"] = str(driver or "")
     program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper", "mpirun"]
     return Keepers([*before, *program, str(folder), "fresh"], HERE, variables, log or folder)
 

@@ -76,12 +76,8 @@ def own_imports_of(module: str) -> set[str]:
 
 def test_a_module_imports_only_from_its_own_room_and_those_before_it() -> None:
     rooms = {module: ROOMS.index(module.split(".")[0]) for module in IMPORTS}
-    later = [
-        f"{module} imports {name}"
-        for module in IMPORTS
-        for name in own_imports_of(module)
-        if rooms[name] > rooms[module]
-    ]
+    pairs = ((module, name) for module in IMPORTS for name in own_imports_of(module))
+    later = [f"{module} imports {name}" for module, name in pairs if rooms[name] > rooms[module]]
     assert later == []
 
 

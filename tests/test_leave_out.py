@@ -19,10 +19,8 @@ NAMED = f"2026-09-25 ({REASON})"
 def nights(tmp_path: Path) -> list[Path]:
     """Nine nights, of which the fifth lost a quarter."""
     paths = write_nights(tmp_path / "nights", 9, lambda night: 1.25 if night == 4 else 1.0, runs=3)
-    assert (
-        "far from the other nights of their level: 2026-09-25"
-        in gpuscale("history", paths[0].parent.parent).stdout
-    )
+    said = gpuscale("history", paths[0].parent.parent).stdout
+    assert "far from the other nights of their level: 2026-09-25" in said
     return paths
 
 
@@ -40,9 +38,8 @@ def test_every_output_leaves_it_out_and_names_it(nights: list[Path], tmp_path: P
     assert "history   8 nights of" in history
     assert "stood out" not in history
     files = [f"{name}={tmp_path / name}" for name in ("json", "markdown")]
-    compared = gpuscale(
-        "compare", "--history", folder, last, *(x for f in files for x in ("--format", f))
-    )
+    formats = [word for file in files for word in ("--format", file)]
+    compared = gpuscale("compare", "--history", folder, last, *formats)
     assert compared.returncode == 0, compared.stdout
     assert f"note: left out: {NAMED}" in compared.stdout
     assert "jobs 0, 1, 2, 3 and 3 more, 21 runs a row" in " ".join(compared.stdout.split())

@@ -66,11 +66,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip_unless_required("needs gcc")
     folder = tmp_path_factory.mktemp("libraries")
     for name, source in SOURCES.items():
-        subprocess.run(
-            ["gcc", "-shared", "-fPIC", "-o", folder / name, "-x", "c", "-"],
-            input=source.encode(),
-            check=True,
-        )
+        command = ["gcc", "-shared", "-fPIC", "-o", folder / name, "-x", "c", "-"]
+        subprocess.run(command, input=source.encode(), check=True)
     return folder
 
 
@@ -82,11 +79,8 @@ def preloaded(folder: Path) -> Path:
 
 
 def of_name(node: NodeEvidence, name: str, folder: Path) -> Library:
-    (found,) = (
-        library
-        for library in node.libraries
-        if library.name == name and library.path.startswith(str(folder))
-    )
+    named = (library for library in node.libraries if library.name == name)
+    (found,) = (library for library in named if library.path.startswith(str(folder)))
     return found
 
 

@@ -243,9 +243,8 @@ def quiet_then(**step_times_s: float) -> Baseline:
 
 def quiet_now(runs: int = 3, **step_times_s: float) -> Results:
     """Results of `runs` quiet runs on each number of GPUs, such as `n1=0.1, n2=0.11`."""
-    return measured(
-        {int(n[1:]): [t * f for f in QUIET_NOW[:runs]] for n, t in step_times_s.items()}
-    )
+    times = {int(n[1:]): [t * f for f in QUIET_NOW[:runs]] for n, t in step_times_s.items()}
+    return measured(times)
 
 
 def row_on(gpus: int, comparison: Comparison) -> EntryVerdict:

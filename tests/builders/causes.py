@@ -96,9 +96,8 @@ def noisy_run(
         seen = device_summary(f"GPU-{device}", each)
         clock_mhz = seen.values["sm_clock_mean_mhz"] * float(np.exp(rng.normal(0, 0.003)))
         summaries.append(devices(with_values(seen, sm_clock_mean_mhz=clock_mhz)))
-    return replace(
-        made, unsynced_windows=unsynced, gpu_summaries=tuple(summaries) if telemetry else ()
-    )
+    told = tuple(summaries) if telemetry else ()
+    return replace(made, unsynced_windows=unsynced, gpu_summaries=told)
 
 
 def night_of(
@@ -112,11 +111,8 @@ def night_of(
 ) -> Results:
     """One allocation's runs, each as `noisy_run` makes it; nights differ by 1%."""
     night = float(np.exp(rng.normal(0, 0.01)))
-    made = (
-        noisy_run(rng, count, fault, index=index, night=night, **options)
-        for count in gpus
-        for index in range(1, runs + 1)
-    )
+    runs_of = ((count, index) for count in gpus for index in range(1, runs + 1))
+    made = (noisy_run(rng, n, fault, index=i, night=night, **options) for n, i in runs_of)
     return results(*made, where=where or environment())
 
 

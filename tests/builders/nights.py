@@ -261,9 +261,8 @@ def _device_of(night: Night, rank: int, index: int) -> int:
 
 def own_phases(fault: Fault) -> Phases:
     computing = HEALTHY.scaled(fault.computing)
-    return replace(
-        computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s + fault.h2d_s
-    )
+    data_s, h2d_s = HEALTHY.data_s + fault.data_s, HEALTHY.h2d_s + fault.h2d_s
+    return replace(computing, data_s=data_s, h2d_s=h2d_s)
 
 
 def _rank(night: Night, plain: RankReport, index: int, devices: int) -> RankReport:

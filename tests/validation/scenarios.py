@@ -18,10 +18,8 @@ NIGHTS = {
 """Deviation between allocations that is simulated for each kind of baseline."""
 FALSE_ALARMS_ALLOWED = 0.01
 
-_BASELINES = {
-    BaselineNights.SAME_ALLOCATION: BaselineNights.SAME_ALLOCATION.value,
-    BaselineNights.ONE_NIGHT: "another night",
-}
+_SAME = BaselineNights.SAME_ALLOCATION
+_BASELINES = {_SAME: _SAME.value, BaselineNights.ONE_NIGHT: "another night"}
 """Names of the baselines in promises."""
 
 

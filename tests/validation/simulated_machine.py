@@ -123,10 +123,8 @@ def simulated_nights(
         tonight, job = logs[runs:], "one job"
     else:
         nights = 1 if machine.baseline is BaselineNights.ONE_NIGHT else SEVERAL_NIGHTS
-        before = [
-            _night(log_window_times(rng, machine, runs // nights), f"night {i}")
-            for i in range(nights)
-        ]
+        drawn = (log_window_times(rng, machine, runs // nights) for _ in range(nights))
+        before = [_night(logs, f"night {i}") for i, logs in enumerate(drawn)]
         tonight, job = log_window_times(rng, machine, scenario.current_runs), "tonight"
     return tuple(before), _night(tonight, job, scenario)
 

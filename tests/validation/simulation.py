@@ -229,9 +229,8 @@ def alarms_of(alarms: Mapping[EntryKey, bool], scenario: Scenario) -> Tally:
 
 def tally_of(comparison: Comparison, scenario: Scenario) -> Tally:
     entries = comparison.entries
-    counted = alarms_of(
-        {entry.key: entry.verdict is Verdict.REGRESSED for entry in entries}, scenario
-    )
+    alarms = {entry.key: entry.verdict is Verdict.REGRESSED for entry in entries}
+    counted = alarms_of(alarms, scenario)
     struck = [each for each in entries if scenario.strikes(each.key.case, each.key.gpus)]
     return replace(
         counted,

@@ -118,10 +118,8 @@ def _quiet_row(outcome: Outcome) -> list[str]:
 def _of_the_largest(found: dict[float, Outcome]) -> list[str]:
     """Return the cells of the largest loss: right findings, and alarms in other rows."""
     outcome = found[max(found)]
-    return [
-        UNKNOWN if outcome.named is None else format_percent(outcome.named.rate.value),
-        _percent(outcome.false_alarms),
-    ]
+    named = UNKNOWN if outcome.named is None else format_percent(outcome.named.rate.value)
+    return [named, _percent(outcome.false_alarms)]
 
 
 def _setting_cells(outcome: Outcome) -> tuple[str, ...]:

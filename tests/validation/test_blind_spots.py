@@ -42,10 +42,8 @@ def drawn(
     rng: np.random.Generator, deviations: Sequence[float], runs: int, *, lost: float = 0.0
 ) -> list[list[float]]:
     """Draw runs of rows with these deviations, after a loss of throughput."""
-    return [
-        (STEP_TIME_S / (1 - lost) * np.exp(rng.normal(0, each, runs))).tolist()
-        for each in deviations
-    ]
+    level_s = STEP_TIME_S / (1 - lost)
+    return [(level_s * np.exp(rng.normal(0, each, runs))).tolist() for each in deviations]
 
 
 def regressed(comparison: Comparison, rows: Sequence[int]) -> int:
@@ -65,10 +63,8 @@ def found(
     rows = range(len(deviations)) if rows is None else rows
     count = 0
     for _ in range(comparisons):
-        then, now = (
-            drawn(rng, deviations, number, lost=loss)
-            for number, loss in zip(runs, (0.0, lost), strict=True)
-        )
+        then = drawn(rng, deviations, runs[0])
+        now = drawn(rng, deviations, runs[1], lost=lost)
         count += regressed(compare(before(then), [tonight(now)]), rows)
     return count / (comparisons * len(rows))
 

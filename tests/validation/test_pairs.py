@@ -53,9 +53,8 @@ class Network:
                     slow = self.is_slow(one, other) and self.chance.random() < self.flaps
                     slow = slow or self.chance.random() < BUSY
                     rates.append(rate / 2 if slow else rate)
-                probes[host].append(
-                    Probe(name=name, host=f"n{host}", peer=f"n{peer}", rates=tuple(rates))
-                )
+                probe = Probe(name=name, host=f"n{host}", peer=f"n{peer}", rates=tuple(rates))
+                probes[host].append(probe)
         return [NodeProbe(host=f"n{n}", probes=tuple(own)) for n, own in enumerate(probes)]
 
 

@@ -71,10 +71,8 @@ def test_the_percentage_check_is_that_of_pytest_benchmark_itself(now_s: float) -
 def test_asv_needs_the_factor_and_significance_by_an_exact_p_up_to_20_samples() -> None:
     def is_worse(before: int, after: int, ratio: float, p: float = 0.002) -> bool:
         """Whether samples without overlap are, of this ratio."""
-        first, second = (
-            [1 + i * 1e-6 for i in range(before)],
-            [ratio + i * 1e-6 for i in range(after)],
-        )
+        first = [1 + i * 1e-6 for i in range(before)]
+        second = [ratio + i * 1e-6 for i in range(after)]
         return asv_worse([first], [second], factor=1.1, p_threshold=p)
 
     # Two samples of 6 and 7 without overlap: p = 2 / C(13, 6) = 0.00117.
