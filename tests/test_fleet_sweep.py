@@ -206,9 +206,6 @@ def test_results_of_another_machine_in_the_folder_of_a_sweep_are_refused(machine
     assert "n07-1.jsonl: was written by job 777 on" in said
 
 
-BEGAN_S = 1.8e9
-
-
 def view(
     *, slow: bool = True, reason: NotMeasured | None = "busy", repeated: bool = True
 ) -> SweepView:
@@ -289,7 +286,7 @@ def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(tmp_path: 
         folder = tmp_path / f"sweep-{day}"
         folder.mkdir()
         jobs = [
-            SweepJob(node=name, number=1, submitted_at_s=BEGAN_S, outcome="measured")
+            SweepJob(node=name, number=1, submitted_at_s=1.8e9, outcome="measured")
             for name in names
         ]
         moment = f"2026-11-0{day}T01:00:00+00:00"
