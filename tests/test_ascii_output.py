@@ -70,11 +70,9 @@ def test_letters_of_users_are_escaped() -> None:
 
 def test_every_sign_of_ours_has_its_spelling() -> None:
     for path in (REPOSITORY / "gpuscale").rglob("*.py"):
-        texts = [
-            node.value
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        values = (node.value for node in nodes if isinstance(node, ast.Constant))
+        texts = [value for value in values if isinstance(value, str)]
         # A range of a regular expression ends with the last two, which are never shown.
         for sign in set("".join(texts)) - {"\\", "\ufffd", "\U00010000"}:
             if sign.isprintable() and not sign.isalpha():

@@ -185,12 +185,8 @@ def test_dates_make_nights_and_a_column_of_machines_is_chosen_from() -> None:
     last, first = nights(text, of_booster)
     assert (last.file_name, last.system) == ("2026-09-02T000000-baselines.jsonl", "booster")
     assert [value.value for value in first.values] == [1560, 1562]
-    assert [each.split(":")[0] for each in last.without_value] == [
-        "the rows of 'ARC4' (1)",
-        "line 7",
-        "column 'Time/epoch'",
-        "column 'Speedup'",
-    ]
+    left = ["the rows of 'ARC4' (1)", "line 7", "column 'Time/epoch'", "column 'Speedup'"]
+    assert [each.split(":")[0] for each in last.without_value] == left
     for machine in ("JUWELS", None):
         other = Defaults(case="c", strategy="ddp", machine=machine)
         named, batch = sorted(refusals(text, other), key=lambda each: "no batch" in each)
@@ -246,10 +242,8 @@ def test_column_option_from_the_message(tmp_path: Path) -> None:
     named, skipped = (shlex.split(f"--column {text}")[:2] for text in re.findall(OPTION, line))
     assert gpuscale(*asked, tmp_path / "named.json", *named).returncode == 0
     found = read_baseline(tmp_path / "named.json").published
-    assert [(each.case, each.samples_per_s) for each in found] == [
-        ("DDP, made data, Torch 1.9+cu1", 300.5),
-        ("DDP, made data, Torch 2.0+cu2", 330.5),
-    ]
+    cases = {"DDP, made data, Torch 1.9+cu1": 300.5, "DDP, made data, Torch 2.0+cu2": 330.5}
+    assert {each.case: each.samples_per_s for each in found} == cases
     said = gpuscale(*asked, tmp_path / "skipped.json", *skipped).stdout
     (figure,) = read_baseline(tmp_path / "skipped.json").published
     assert (figure.case, figure.runs, len(figure.nights)) == ("DDP, made data", 2, 2)

@@ -88,11 +88,8 @@ def test_the_language_model_learns_the_next_token_and_decays_matrices_only() -> 
     assert torch.equal(inputs[1:], target[:-1])
     model = case.model()
     assert case.loss(model(inputs[None]), target[None]).item() == pytest.approx(8.3, abs=0.5)
-    decays = {
-        parameter.dim() > 1: group["weight_decay"]
-        for group in case.optimizer(model, 1).param_groups
-        for parameter in group["params"]
-    }
+    groups = case.optimizer(model, 1).param_groups
+    decays = {p.dim() > 1: group["weight_decay"] for group in groups for p in group["params"]}
     assert decays == {True: 0.1, False: 0}
 
 

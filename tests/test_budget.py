@@ -36,12 +36,8 @@ def test_a_speedup_is_of_samples_where_the_batch_per_gpu_differs() -> None:
 
 
 def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
-    (point,) = scaling_points(
-        [
-            run(2, 0.1, peak_memory_bytes=5000, utilization=0.9),
-            run(2, 0.1, peak_memory_bytes=4000, utilization=0.7),
-        ]
-    )
+    runs = (run(2, 0.1, peak_memory_bytes=n, utilization=u) for n, u in ((5000, 0.9), (4000, 0.7)))
+    (point,) = scaling_points([*runs])
     assert point.peak_memory_bytes == 5001
     assert point.peak_host_memory_bytes == 1001
     assert point.gpu_utilization == pytest.approx(0.8)
@@ -168,13 +164,8 @@ def test_printed_points_add_up_and_stay_within_a_point(
     communication: float, data: float, skew: float, rest: float
 ) -> None:
     parts = {"communication": communication, "data": data, "skew": skew}
-    budget = EfficiencyBudget(
-        key=EntryKey("mnist_cnn", "ddp", 4),
-        configuration=CNN,
-        efficiency=Estimate(value=1 - sum((*parts.values(), rest))),
-        parts=parts,
-        rest=rest,
-    )
+    key, value = EntryKey("mnist_cnn", "ddp", 4), Estimate(value=1 - sum((*parts.values(), rest)))
+    budget = EfficiencyBudget(key=key, configuration=CNN, efficiency=value, parts=parts, rest=rest)
     left, right = budget_text(budget).removeprefix("E ").split(" = 1 ")
     words = right.split()
     printed = {

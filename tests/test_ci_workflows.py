@@ -58,13 +58,8 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(checkout: Path, wor
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) -> None:
-    settings = {
-        "GPUSCALE_BASELINE": "baselines/arc4.json",
-        "GPUSCALE_GPUS": "1,2,4",
-        "GPUSCALE_RUNS": "5",
-        "GPUSCALE_DATA_ROOT": "/some data",
-        "GPUSCALE_JUDGED_GPUS": "2,4",
-    }
+    settings = {"GPUSCALE_BASELINE": "baselines/arc4.json", "GPUSCALE_DATA_ROOT": "/some data"}
+    settings |= {"GPUSCALE_GPUS": "1,2,4", "GPUSCALE_RUNS": "5", "GPUSCALE_JUDGED_GPUS": "2,4"}
     command = [*SHELL, commands_of(workflow, "# Before the job")]
     environment = job_environment(checkout, settings | WORKFLOWS[workflow])
     night = run_night(command, checkout, environment, checkout).ended()
@@ -134,12 +129,8 @@ def reframe(folder: Path, *settings: str, step_s: float) -> dict[str, Any]:
     command = [str(programs / "reframe"), "-c", str(REPOSITORY / "ci/reframe"), "-r"]
     command += ["--keep-stage-files", "-S", f"cases={folder / 'test_tiny.py'}"]
     command += [word for setting in settings for word in ("-S", setting)]
-    variables = {
-        **os.environ,
-        "RFM_REPORT_FILE": str(report),
-        "STEP_S": str(step_s),
-        "PATH": f"{programs}:{os.environ['PATH']}",
-    }
+    told = {"RFM_REPORT_FILE": str(report), "STEP_S": str(step_s)}
+    variables = {**os.environ, **told, "PATH": f"{programs}:{os.environ['PATH']}"}
     subprocess.run(command, cwd=folder, env=variables, check=False, stdout=subprocess.DEVNULL)
     (case,) = json.loads(report.read_text())["runs"][0]["testcases"]
     assert isinstance(case, dict)

@@ -70,12 +70,8 @@ def test_what_is_written_is_read_back_unchanged() -> None:
 
 
 def test_a_run_of_which_only_a_throughput_is_known_is_a_run() -> None:
-    elsewhere = Run(
-        configuration=Configuration(case="gpt", strategy="horovod", device="hpu"),
-        gpus=8,
-        batch_per_gpu=32,
-        measured={"step_time_s": 8 * 32 / 4711.0},
-    )
+    gpt, speed = Configuration(case="gpt", strategy="horovod", device="hpu"), 8 * 32 / 4711.0
+    elsewhere = Run(configuration=gpt, gpus=8, batch_per_gpu=32, measured={"step_time_s": speed})
     header = replace(RESULTS.environment, device="hpu", host=None, python_version=None)
     read = decode_results(results_text(replace(RESULTS, environment=header, runs=(elsewhere,))))
     assert read.runs == (elsewhere,)

@@ -55,12 +55,8 @@ def test_only_a_credible_number_is_advised(
 def test_a_session_finds_the_change_that_a_comparison_of_its_files_finds(slower: float) -> None:
     levels = [(0.1, 0.11), (0.106, 0.1078), (0.094, 0.1122)]
     levels += [(0.103, 0.1111), (0.097, 0.1089), (0.1, 0.11)]
-    nights = [
-        measured(
-            {n: [each * f for f in QUIET_THEN[:3]] for n, each in enumerate(of, 1)}, job_id=name
-        )
-        for name, of in zip("abcdef", levels, strict=True)
-    ]
+    of_nights = ({n: [s * f for f in QUIET_THEN[:3]] for n, s in enumerate(of, 1)} for of in levels)
+    nights = [measured(times, job_id=name) for times, name in zip(of_nights, "abcdef", strict=True)]
     before = baseline_from_results(nights, name="b", cluster="c")
     times = {1: 0.1, 2: 0.11 * slower}
     now = measured({n: [of * f for f in QUIET_THEN[:4]] for n, of in times.items()})

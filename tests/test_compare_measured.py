@@ -63,10 +63,8 @@ def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(
         for times, factors in ((then, THEN), (now, NOW))
     )
     comparison = compare(baseline(before), [measured(after)])
-    found = [
-        ", ".join(str(word) for word in (row.verdict, row.finding, row.changed_quantity) if word)
-        for row in comparison.entries
-    ]
+    rows = ((row.verdict, row.finding, row.changed_quantity) for row in comparison.entries)
+    found = [", ".join(str(word) for word in row if word) for row in rows]
     assert (found, comparison.exit_code.value) == ([on_1, on_2], code)
 
 

@@ -106,12 +106,8 @@ def test_what_is_missing_beside_a_figure_is_named_and_no_pass() -> None:
 )
 def test_a_slow_machine_misses_it(precision: str | None, verdict: Verdict, quantity: str) -> None:
     throughputs = {1: 2000.0, 2: 3600.0, 4: 7000.0, 8: 13500.0}
-    before = published(
-        *(
-            replace(figure(n, samples_per_s=it, nodes=max(1, n // 4)), precision=precision)
-            for n, it in throughputs.items()
-        )
-    )
+    plain = (figure(n, samples_per_s=it, nodes=max(1, n // 4)) for n, it in throughputs.items())
+    before = published(*(replace(each, precision=precision) for each in plain))
     slow = {n: [128 * n / (0.45 * it) * f for f in SHARP] for n, it in throughputs.items()}
     first, *rows = compare(before, [measured(slow)]).entries
     assert first.changed_quantity == "throughput(1)"

@@ -204,10 +204,8 @@ def test_a_gain_over_sessions_before_and_after_is_not_to_be_measured_in_turn_aga
     faster = measured({1: [0.8 * t for t in QUIET]})
     now = replace(faster, runs=tuple(replace(run, started_at_s=1.7e9) for run in faster.runs))
     around = baseline({1: QUIET})
-    runs = (
-        replace(run, started_at_s=1.7e9 + hours * 3600)
-        for run, hours in zip(around.runs, (-2, -1, 1, 2, 3, 4), strict=True)
-    )
+    moments_s = (1.7e9 + hours * 3600 for hours in (-2, -1, 1, 2, 3, 4))
+    runs = (replace(run, started_at_s=s) for run, s in zip(around.runs, moments_s, strict=True))
     lines = said(compare(replace(around, runs=tuple(runs)), [now]), now)
     assert "the baseline has runs from before and after these" in lines["beware"]
     assert "measure both in turn" not in lines["beware"]

@@ -140,11 +140,9 @@ def test_what_any_night_of_the_baseline_had_is_no_change() -> None:
     rng = np.random.default_rng(23)
     before = well(rng, [4], deviation=0.003)
     other: Environment = replace(environment(), torch_version="2.12")
-    both = replace(
-        before,
-        runs=(*before.runs[1:], replace(before.runs[0], allocation="another night")),
-        environments={**before.environments, "another night": other},
-    )
+    again = replace(before.runs[0], allocation="another night")
+    where = {**before.environments, "another night": other}
+    both = replace(before, runs=(*before.runs[1:], again), environments=where)
     now = night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, where=other)
     assert [c.kind for c in diagnosed(before, now)[4].causes][1:] == [CauseKind.ENVIRONMENT]
     assert [c.kind for c in diagnosed(both, now)[4].causes][1:] == []

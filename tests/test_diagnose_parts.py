@@ -22,12 +22,9 @@ def rank(number: int, pace_s: float, *, host: str = "node1", devices: tuple[str,
 
 
 def step(*ranks: Rank, summaries: Sequence[GpuSummary] = ()) -> Step:
-    return Step(
-        time_s=9.0,
-        communication_s=0.0,
-        ranks=tuple(sorted(ranks, key=lambda each: each.pace_s)),
-        run=replace(run(len(ranks), 9.0), gpu_summaries=tuple(summaries)),
-    )
+    own = tuple(sorted(ranks, key=lambda each: each.pace_s))
+    made = replace(run(len(ranks), 9.0), gpu_summaries=tuple(summaries))
+    return Step(time_s=9.0, communication_s=0.0, ranks=own, run=made)
 
 
 def paced(*paces_s: float) -> Step:

@@ -214,12 +214,9 @@ def view(
     name = fleet.slow_gpu(17, 1, 0.2) if slow else ""
     visits = fleet.sweep().visits if repeated else [fleet.visit(at, 0, at / 39) for at in range(39)]
     lost = SweepJob(node="nid0039", number=1, submitted_at_s=1.8e9, outcome=reason, detail="<fan>")
-    record = sweep_record(
-        [fleet.name(at) for at in range(40 if reason else 39)],
-        gpus=(1, 2),
-        partition="gpu",
-        jobs=(lost,) if reason else (),
-    )
+    names = [fleet.name(at) for at in range(40 if reason else 39)]
+    jobs = (lost,) if reason else ()
+    record = sweep_record(names, gpus=(1, 2), partition="gpu", jobs=jobs)
     return SweepView(
         record=record,
         nodes=judge(visits, not_measured={"nid0039": (reason, "<fan>")} if reason else {}),
@@ -296,10 +293,8 @@ def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(tmp_path: 
             time_s = (0.2 + number / 1e4) * (slow if job.node == "n3" else 1)
             made = results(*(run(1, time_s, index=index) for index in (1, 2, 3)))
             (folder / job.results_name).write_text(results_text(made))
-    first, third = (
-        json.loads(gpuscale("fleet", "show", tmp_path / f"sweep-{day}", "--format", "json").stdout)
-        for day in (1, 3)
-    )
+    shown = (gpuscale("fleet", "show", tmp_path / f"sweep-{n}", "--format=json") for n in (1, 3))
+    first, third = (json.loads(answer.stdout) for answer in shown)
     assert {node["past"] for node in first["nodes"]} == {None}
     assert third["exit_code"] == 0
     past = {node["node"]: node["past"] for node in third["nodes"]}

@@ -119,11 +119,8 @@ def test_an_established_cause_stands_first_and_of_several_that_which_cost_most()
 
 COMMAND_OR_HOSTS = Remedy("command_or_hosts", ("n1",))
 OF_COMMAND = replace(NOISE, code="no_phases_of_commands", remedy=COMMAND_OR_HOSTS)
-CHANGED = Cause(
-    kind=CauseKind.ENVIRONMENT,
-    code="environment_changed",
-    evidence=(EnvironmentChange(name="driver", before=("590.1",), after=("595.2",)),),
-)
+NEW_DRIVER = EnvironmentChange(name="driver", before=("590.1",), after=("595.2",))
+CHANGED = Cause(kind=CauseKind.ENVIRONMENT, code="environment_changed", evidence=(NEW_DRIVER,))
 
 
 def test_a_loss_without_a_cause_says_why_it_is_not_known_and_what_may_be_it() -> None:
@@ -299,11 +296,9 @@ def test_time_that_noise_puts_below_zero_is_given_as_it_was_measured() -> None:
 @pytest.mark.parametrize(("change", "is_named"), [(0.04, False), (-0.003, False), (-0.05, True)])
 def test_a_lagging_rank_heads_an_open_row_if_it_is_slower(change: float, is_named: bool) -> None:
     lagging = replace(ALL_REDUCE, kind=CauseKind.SLOW_RANK, code="stragglers")
-    doubt = replace(
-        entry(Verdict.INCONCLUSIVE),
-        change=Estimate(value=change, low=change - 0.1, high=change + 0.1),
-        causes=(replace(lagging, remedy=Remedy("doctor_on_hosts", ("node1",))),),
-    )
+    uncertain = Estimate(value=change, low=change - 0.1, high=change + 0.1)
+    lagging = replace(lagging, remedy=Remedy("doctor_on_hosts", ("node1",)))
+    doubt = replace(entry(Verdict.INCONCLUSIVE), change=uncertain, causes=(lagging,))
     said = headline(comparison(doubt))
     assert ("rank 2 slow" in said.get("cause", "")) is is_named
     assert ("gpuscale doctor" in said.get("next", "")) is is_named
@@ -319,14 +314,10 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     judged = comparison(noisy("baseline_runs_differ", deviation=0.05))
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
-    assert headline(judged)["next"] == (
-        "if all was well, add these runs: "
-        "gpuscale baseline update --add baselines/ours.json 'my night.jsonl'"
-    )
-    assert headline(replace(judged, notes=(BUSY,)))["next"] == (
-        "measure again once the host is idle, and add those runs: "
-        "gpuscale baseline update --add baselines/ours.json FILE"
-    )
+    add = "gpuscale baseline update --add baselines/ours.json"
+    assert headline(judged)["next"] == f"if all was well, add these runs: {add} 'my night.jsonl'"
+    again = headline(replace(judged, notes=(BUSY,)))["next"]
+    assert again == f"{AGAIN}, and add those runs: {add} FILE"
     of_itself = Statement.of("same_allocation", name="4739")
     step = headline(replace(judged, notes=(of_itself,)))["next"]
     assert step == "measure again, in a session of its own, and compare those results"

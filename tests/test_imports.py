@@ -22,15 +22,8 @@ from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.sources import SOURCES
 from gpuscale.store.results import read_results
 
-CASE = {
-    "name": "Img %n=4",
-    "system": "site",
-    "partition": "gpu",
-    "environ": "builtin",
-    "result": "pass",
-    "num_tasks": 4,
-    "job_nodelist": ["n1"],
-}
+CASE: dict[str, Any] = {"name": "Img %n=4", "system": "site", "partition": "gpu"}
+CASE |= {"environ": "builtin", "result": "pass", "num_tasks": 4, "job_nodelist": ["n1"]}
 
 
 def report(day: int, values: Mapping[str, list[Any]], **changes: object) -> dict[str, Any]:

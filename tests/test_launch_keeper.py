@@ -100,11 +100,8 @@ def test_a_nodes_gpus_are_sampled_until_its_first_rank_ends(tmp_path: Path, driv
     (outcome,) = directory.outcomes.read()
     windows = outcome.measurement.windows
     first, last = windows[0], windows[-1]
-    whole_run = Window(
-        started_at_s=first.started_at_s,
-        time_s=last.started_at_s + last.busy_s - first.started_at_s,
-        busy_s=(last.busy_s,),
-    )
+    time_s = last.started_at_s + last.busy_s - first.started_at_s
+    whole_run = Window(started_at_s=first.started_at_s, time_s=time_s, busy_s=(last.busy_s,))
     directory.gpus.write({host: {GPU_A: None}, "gone": {"none": None}})
     report = telemetry_of(replace(run(1, 0.1), windows=(whole_run,)), directory)
     assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]

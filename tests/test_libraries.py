@@ -48,16 +48,9 @@ int MPI_Get_library_version(char *t, int *n) { strcpy(t, "Open MPI v5.0.9, packa
     "libcublasLt.so.12": "int unused;",
 }
 OPEN_MPI = {"libmpi.so.40": "Open MPI v5.0.9"}
-VERSIONS = {
-    "RCCL": "2.8.4",
-    "NCCL network plugin": None,
-    "CUDA runtime": "13.2",
-    "HIP runtime": "6.4.43484",
-    "cuBLAS": "12.11.10",
-    "cuDNN": "9.19.0",
-    "libfabric": "2.4",
-    "libibverbs": None,
-}
+VERSIONS: dict[str, str | None] = dict.fromkeys(("NCCL network plugin", "libibverbs"))
+VERSIONS |= {"RCCL": "2.8.4", "CUDA runtime": "13.2", "HIP runtime": "6.4.43484"}
+VERSIONS |= {"cuBLAS": "12.11.10", "cuDNN": "9.19.0", "libfabric": "2.4"}
 
 
 @pytest.fixture(scope="module")

@@ -136,13 +136,9 @@ def pair(efficiency: float | None, gpus: int) -> Scaling:
 
 def peak_memory(verdict: Verdict) -> MetricVerdict:
     """The verdict on a peak memory that grew by half."""
-    return MetricVerdict(
-        metric=PEAK_MEMORY,
-        verdict=verdict,
-        baseline=Estimate(value=2.0**30),
-        current=Estimate(value=1.5 * 2.0**30),
-        change=Estimate(value=0.5, low=0.48, high=0.52),
-    )
+    then, now = Estimate(value=2.0**30), Estimate(value=1.5 * 2.0**30)
+    rise, metric = Estimate(value=0.5, low=0.48, high=0.52), PEAK_MEMORY
+    return MetricVerdict(metric=metric, verdict=verdict, baseline=then, current=now, change=rise)
 
 
 def comparison(

@@ -58,12 +58,8 @@ def infiniband(
     """Write a port of an adapter, with all counters 0 except those given; return its folder."""
     folder = f"sys/class/infiniband/{adapter}/ports/1"
     pci_device(root, f"sys/class/infiniband/{adapter}/device", address)
-    write(
-        root,
-        (f"{folder}/state", "4: ACTIVE"),
-        (f"{folder}/rate", "400 Gb/sec (4X NDR)"),
-        (f"{folder}/link_layer", link_layer),
-    )
+    write(root, (f"{folder}/state", "4: ACTIVE"), (f"{folder}/rate", "400 Gb/sec (4X NDR)"))
+    write(root, (f"{folder}/link_layer", link_layer))
     count(root, "infiniband", folder, **counters)
     return folder
 
@@ -73,12 +69,8 @@ def slingshot(root: Path, **counters: object) -> str:
     folder = "sys/class/cxi/cxi0"
     pci_device(root, f"{folder}/device", "0000:d5:00.0")
     properties = f"{folder}/device/properties"
-    write(
-        root,
-        (f"{properties}/speed", 200000),
-        (f"{properties}/link", 1),
-        (f"{properties}/current_esm_link_speed", "25.0 GT/s"),
-    )
+    write(root, (f"{properties}/speed", 200000), (f"{properties}/link", 1))
+    write(root, (f"{properties}/current_esm_link_speed", "25.0 GT/s"))
     times = {name: f"{value}@1795426392.000000731" for name, value in counters.items()}
     count(root, "slingshot", folder, **times)
     return folder

@@ -219,12 +219,8 @@ def alarms_of(alarms: Mapping[EntryKey, bool], scenario: Scenario) -> Tally:
     """Count the rows that a rule calls worse, separately for rows with and without the loss."""
     struck = [row for row in alarms if scenario.strikes(row.case, row.gpus)]
     found = sum(alarms[row] for row in struck)
-    return Tally(
-        quiet_rows=len(alarms) - len(struck),
-        alarms=sum(alarms.values()) - found,
-        struck_rows=len(struck),
-        found=found,
-    )
+    quiet, wrong = len(alarms) - len(struck), sum(alarms.values()) - found
+    return Tally(quiet_rows=quiet, alarms=wrong, struck_rows=len(struck), found=found)
 
 
 def tally_of(comparison: Comparison, scenario: Scenario) -> Tally:

@@ -106,13 +106,9 @@ def _rules_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _quiet_row(outcome: Outcome) -> list[str]:
-    return [
-        *_setting_cells(outcome),
-        str(outcome.false_alarms.of),
-        _rate(outcome.false_alarms),
-        _percent(outcome.false_alarm_comparisons),
-        format_percent(outcome.passed.rate.value),
-    ]
+    alarms = outcome.false_alarms
+    nights, passed = outcome.false_alarm_comparisons, format_percent(outcome.passed.rate.value)
+    return [*_setting_cells(outcome), str(alarms.of), _rate(alarms), _percent(nights), passed]
 
 
 def _of_the_largest(found: dict[float, Outcome]) -> list[str]:
