@@ -137,10 +137,7 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
         ("n,time,nodes\n8,9,9\n", "line 2: 8 GPUs cannot lie on 9 nodes"),
         ("time\n1\n", "line 1: no column of GPUs; name it 'gpus', or name one with --column"),
         ("", "line 1: no column of GPUs; name it 'gpus', or name one with --column"),
-        (
-            "|n|time|\n|-|-|\n|1|2|\n\n|n|time|\n|-|-|\n|1|2|\n",
-            "line 1: several tables (lines 1, 5",
-        ),
+        ("|n|time|\n|-|-|\n|1|2|\n\n" * 2, "line 1: several tables (lines 1, 5"),
         ("n,time\n1,\x1b[2J\n", "line 2: text with the unprintable character \\x1b; remove it"),
     ],
 )

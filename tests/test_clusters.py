@@ -22,6 +22,7 @@ from gpuscale.store.files import decode_content
 
 PAGE = (REPOSITORY / "docs/clusters.md").read_text("utf-8")
 SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "lumi", "waic")
+KNOWN = " or ".join(map(repr, SCHEDULERS))
 SMALLEST = """\
 description = "Here"
 scheduler = "slurm"
@@ -60,10 +61,7 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
         ("a = [", "is not TOML"),
         (SMALLEST.replace("time_limit", "timelimit"), "here.toml: job.timelimit: unknown field"),
         (SMALLEST.replace("00:30:00", "1h"), "job.time_limit: expected a time such as 01:00:00"),
-        (
-            SMALLEST.replace('"slurm"', '"cron"'),
-            f"scheduler: expected {' or '.join(map(repr, SCHEDULERS))}, found",
-        ),
+        (SMALLEST.replace('"slurm"', '"cron"'), f"scheduler: expected {KNOWN}, found"),
         (SMALLEST.replace("[job]", "[work]"), "here.toml: work: unknown field"),
         (f"{SMALLEST}[node]\ngpus = 0\n", "here.toml: node.gpus: "),
         (SMALLEST.replace('"slurm"', '"sge"'), "job: missing field 'gpu_option': every SGE site"),

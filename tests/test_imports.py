@@ -229,18 +229,14 @@ WIKI = "|case|strategy|batch|n|img/s|\n|-|-|-|-|-|\n|cnn|ddp|8|1|9.5|\n|cnn|ddp|
 ON_GPUS = "case,strategy,batch,GPUs,img/s\ncnn,ddp,8,2,18\n"
 IN_REPORT = json.dumps(report(0, images(100), num_gpus_per_node=4))
 OF_NCCL = {"32MiB_gb_s": 60.31, "32MiB_in_place_gb_s": 60.56, "busbw_gb_s": 40.6}
+OF_NCCL = {f"all_reduce_perf/{name} on 2 GPUs": rate for name, rate in OF_NCCL.items()}
 OF_WIKI = {f"cnn, ddp/samples_per_s on {n}": v for n, v in (("1 device", 9.5), ("2 devices", 18))}
 
 
 @pytest.mark.parametrize(
     ("source", "name", "text", "rows"),
     [
-        (
-            "nccl-tests",
-            "all_reduce_perf.log",
-            NCCL,
-            {f"all_reduce_perf/{name} on 2 GPUs": value for name, value in OF_NCCL.items()},
-        ),
+        ("nccl-tests", "all_reduce_perf.log", NCCL, OF_NCCL),
         ("mlperf", "result_0.txt", MLPERF, {"resnet/time_to_train_s on 1 device": 1000}),
         ("pytest-benchmark", "b.json", BENCHMARK, {"test_b.py::test_x/median_s on 1 device": 8e-6}),
         ("csv", "t.csv", CSV, {"t/images_per_s on 1 device": 10, "t/latency_ms on 1 device": 3.5}),

@@ -121,9 +121,8 @@ def test_of_hosts_without_a_word_only_one_that_the_launcher_lost_is_blamed(
 def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
     for rank, steps, printed in ((1, 0.0, ""), (0, 40.0, "loading")):
-        failure = Failure(
-            kind="timeout", message=f"after step {steps:g}", rank=rank, host="n1", detail=printed
-        )
+        said = f"after step {steps:g}"
+        failure = Failure(kind="timeout", message=said, rank=rank, host="n1", detail=printed)
         report = RankFailure(failure=failure, lost_peer=False, steps_reported=steps)
         directory.failure(rank).write(report)
     found = known(failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1}))

@@ -96,11 +96,9 @@ def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: 
     assert "left out: 4 nights that began after these results" in against_earlier.stderr
     assert against_earlier.stdout.count(NAMED) == 1
     kept = baseline.read_bytes()
-    for refused in (
-        ("compare", bad, good),
-        ("baseline", "record", bad, "--cluster", "x", "-o", tmp_path / "c.json"),
-        ("baseline", "update", "--add", baseline, bad),
-    ):
+    record = ("baseline", "record", bad, "--cluster", "x", "-o", tmp_path / "c.json")
+    update = ("baseline", "update", "--add", baseline, bad)
+    for refused in (("compare", bad, good), record, update):
         answer = gpuscale(*refused)
         assert answer.returncode == 2
         assert "'gpuscale leave-out --undo NIGHT' takes it back" in answer.stderr

@@ -74,11 +74,8 @@ def measured(
 
 
 def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:
-    return [
-        window.busy_s / run.steps_per_window
-        for window in run.windows
-        if window.synchronized is synchronized
-    ]
+    windows = (window for window in run.windows if window.synchronized is synchronized)
+    return [window.busy_s / run.steps_per_window for window in windows]
 
 
 @pytest.mark.parametrize("workers", [4, 8])

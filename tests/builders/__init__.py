@@ -292,14 +292,12 @@ def phased_run(
     slowest = rank_phases[paces_s.index(max(paces_s))]
     plain = run(gpus or len(rank_phases), step_s, **more)
     # Who waits does so in the backward pass.
-    waiting = [
-        replace(each, backward_s=each.backward_s + step_s - each.total_s) for each in rank_phases
-    ]
+    waited = [replace(own, backward_s=own.backward_s + step_s - own.total_s) for own in rank_phases]
     several_without_pace = communication_s is None and len(rank_phases) > 1
     ranks = tuple(
         replace(
             report,
-            phases=waiting[i],
+            phases=waited[i],
             pace_s=None if several_without_pace else paces_s[i],
             device_uuids=report.device_uuids if devices is None else (devices[i],),
         )
