@@ -34,7 +34,7 @@ from gpuscale.store.results import read_results
         (["compare", "future.json", RESULTS], "version: expected 2"),
         (["compare", RESULTS, RESULTS], "is given as both sides"),
         (["report", RESULTS, "--baseline", RESULTS], "is given as both sides"),
-        (["compare", "copy.jsonl", RESULTS], "copy.jsonl: has 12 runs of the results to judge: one"),
+        (["compare", "copy.jsonl", RESULTS], "12 runs of the results to judge: one was copied"),
         (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results to judge"),
         (["compare", ARC4], "there are no results yet"),
         (["compare", RESULTS], f"{RESULTS} is taken as the baseline, given alone: "),

@@ -15,9 +15,8 @@ SHARP = (0.9995, 1.0005, 1.0)
 
 
 def _now(speedup: float, gpus: int = 2, *, spread: tuple[float, ...] = SHARP) -> Results:
-    return measured(
-        {1: [0.1 * f for f in spread], gpus: [0.1 * gpus / speedup * f for f in spread]}
-    )
+    time_s = 0.1 * gpus / speedup
+    return measured({1: [0.1 * f for f in spread], gpus: [time_s * f for f in spread]})
 
 
 def _last(baseline: Baseline, now: Results) -> EntryVerdict:

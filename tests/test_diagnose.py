@@ -32,15 +32,10 @@ from gpuscale.records.cause import Cause, CauseKind, Remedy
 
 
 def causes(
-    fault: Fault,
-    *,
-    telemetry: bool = False,
-    devices: Devices = lambda summary: summary,
-    seen: Callable[[Run], Run] = lambda run: run,
+    fault: Fault, *, seen: Callable[[Run], Run] = lambda run: run, **noise: Any
 ) -> tuple[Cause, ...]:
     """Return the causes found in three steady runs with a fault; `seen` changes each run."""
-    rng = np.random.default_rng(7)
-    noise: dict[str, Any] = {"deviation": 0.003, "telemetry": telemetry, "devices": devices}
+    rng, noise = np.random.default_rng(7), {"deviation": 0.003, **noise}
     usual = well(rng, [4], **noise)
     now = night_of(rng, [4], 3, fault, **noise)
     shown = replace(now, runs=tuple(seen(run) for run in now.runs))

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import CNN, environment, gpu_summary, nights, phases, run, with_values
@@ -58,17 +59,9 @@ def step(
     )
 
 
-def row(
-    after: Step,
-    *,
-    before: Step | None = None,
-    said: EntryVerdict | None = None,
-    gpus: int = 2,
-    configuration: Configuration = CNN,
-) -> RowEvidence:
+def row(after: Step, *, before: Step | None = None, gpus: int = 2, **more: Any) -> RowEvidence:
     """The evidence of a row with three runs of the step `before` and three of `after`."""
-    olds, news = (before or step(),) * 3, (after,) * 3
-    return row_of(olds, news, gpus=gpus, said=said, configuration=configuration)
+    return row_of((before or step(),) * 3, (after,) * 3, gpus=gpus, **more)
 
 
 def gpu(**values: float) -> GpuSummary:

@@ -64,17 +64,14 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
 
 
 def train(
-    training_type: type[Training],
-    strategy: ProcessGroupStrategy,
-    precision: Precision,
-    accumulate: int | None,
+    kind: type[Training], group: ProcessGroupStrategy, precision: Precision, accumulate: int | None
 ) -> tuple[str, float | None]:
     """Return the parameters after ten steps, three of them without synchronisation."""
-    place = {"rank": strategy.rank, "world_size": 2}
+    place = {"rank": group.rank, "world_size": 2}
     batches = LoadedBatches(Samples(), batch=4, **place, workers=0, pin_memory=False)
     request = request_for("ddp", gpus=2, precision=precision, accumulate=accumulate)
-    training = training_type(Scheduled(), request, strategy, batches)
-    torch.manual_seed(strategy.rank)
+    training = kind(Scheduled(), request, group, batches)
+    torch.manual_seed(group.rank)
     timed_window(training, 4)
     training.remember()
     timed_window(training, 3, synchronized=False)

@@ -46,6 +46,7 @@ class KnownFault(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
+Rng = np.random.Generator
 Devices = Callable[[GpuSummary], GpuSummary]
 FAULTS = {
     "late batches, all ranks": KnownFault(LATE, CauseKind.DATA),
@@ -60,7 +61,7 @@ FAULTS = {
 
 
 def noisy_run(
-    rng: np.random.Generator,
+    rng: Rng,
     gpus: int,
     fault: Fault,
     *,
@@ -101,22 +102,17 @@ def noisy_run(
 
 
 def night_of(
-    rng: np.random.Generator,
-    gpus: Sequence[int],
-    runs: int,
-    fault: Fault = WELL,
-    *,
-    where: Environment | None = None,
-    **options: Any,
+    rng: Rng, gpus: Sequence[int], runs: int, fault: Fault = WELL, **options: Any
 ) -> Results:
     """One allocation's runs, each as `noisy_run` makes it; nights differ by 1%."""
+    where: Environment = options.pop("where", None) or environment()
     night = float(np.exp(rng.normal(0, 0.01)))
     runs_of = ((count, index) for count in gpus for index in range(1, runs + 1))
     made = (noisy_run(rng, n, fault, index=i, night=night, **options) for n, i in runs_of)
-    return results(*made, where=where or environment())
+    return results(*made, where=where)
 
 
-def well(rng: np.random.Generator, gpus: Sequence[int], **options: Any) -> Baseline:
+def well(rng: Rng, gpus: Sequence[int], **options: Any) -> Baseline:
     """The baseline of a night without a fault."""
     before = night_of(rng, gpus, 6, where=environment(job_id="then"), **options)
     return baseline_from_results([before], name="nightly", cluster="ARC4")
@@ -151,13 +147,7 @@ def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict
 
 
 def tally(
-    rng: np.random.Generator,
-    known: KnownFault,
-    gpus: int,
-    *,
-    deviation: float,
-    runs: int,
-    trials: int,
+    rng: Rng, known: KnownFault, gpus: int, *, deviation: float, runs: int, trials: int
 ) -> tuple[int, int]:
     """Simulate nights with a fault, each after a baseline of its own with six runs.
 

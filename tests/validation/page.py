@@ -78,11 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def validation_page(
-    simulation: Simulation,
-    validation: Sequence[Outcome],
-    choice: Sequence[Outcome],
-    *,
-    command: str,
+    simulation: Simulation, validation: Sequence[Outcome], choice: Sequence[Outcome], command: str
 ) -> str:
     """Return the page as Markdown.
 

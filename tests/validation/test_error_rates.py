@@ -1,6 +1,7 @@
 """How often whole comparisons err, by simulation with known truth."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,41 +15,29 @@ from validation.simulated_machine import SimulatedMachine, log_run_times
 
 pytestmark = pytest.mark.thorough
 STEP_TIMES_S = {1: 0.100, 2: 0.105, 4: 0.110}
+Slower = dict[int, float] | None
+Rng = np.random.Generator
 
 
 def _night(
-    rng: np.random.Generator,
-    runs: int,
-    *,
-    deviation: float,
-    slower: dict[int, float] | None = None,
-    quiet: bool = False,
+    rng: Rng, runs: int, *, deviation: float = 0.003, quiet: bool = False, slower: Slower = None
 ) -> dict[int, list[float]]:
     """Draw the step times of one allocation, by number of GPUs."""
-    machine = SimulatedMachine(
-        run_deviation=deviation, allocation_deviation=0.0 if quiet else ALLOCATION_DEVIATION
-    )
+    between = 0.0 if quiet else ALLOCATION_DEVIATION
+    machine = SimulatedMachine(run_deviation=deviation, allocation_deviation=between)
     times_s = np.exp(log_run_times(rng, machine, np.log(list(STEP_TIMES_S.values())), runs))
-    return {
-        gpus: (times_s[:, i] * (slower or {}).get(gpus, 1.0)).tolist()
-        for i, gpus in enumerate(STEP_TIMES_S)
-    }
+    factors = [(slower or {}).get(gpus, 1.0) for gpus in STEP_TIMES_S]
+    return {gpus: (times_s[:, i] * factors[i]).tolist() for i, gpus in enumerate(STEP_TIMES_S)}
 
 
 def _comparisons(
-    seed: int,
-    count: int,
-    *,
-    runs: tuple[int, int] = (6, 3),
-    deviation: float = 0.003,
-    slower: dict[int, float] | None = None,
-    quiet: bool = False,
+    seed: int, count: int, *, runs: tuple[int, int] = (6, 3), slower: Slower = None, **noise: Any
 ) -> Iterator[Comparison]:
     """Yield comparisons of random nights, of which the second may be slower."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        before = _night(rng, runs[0], deviation=deviation, quiet=quiet)
-        now = _night(rng, runs[1], deviation=deviation, slower=slower, quiet=quiet)
+        before = _night(rng, runs[0], **noise)
+        now = _night(rng, runs[1], slower=slower, **noise)
         yield compare(baseline(before), [measured(now)])
 
 
@@ -99,7 +88,7 @@ def test_the_stated_minimum_detectable_loss_is_detected() -> None:
 
 
 def _regressed_after(
-    seed: int, trials: int, nights: int, deviation: float, slower: dict[int, float] | None = None
+    seed: int, trials: int, nights: int, deviation: float, slower: Slower = None
 ) -> Iterator[set[int]]:
     """Yield numbers of GPUs whose rows regressed in one run after nights of one run each."""
     rng = np.random.default_rng(seed)
