@@ -207,15 +207,14 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
 def test_other_gpu_counts_show_which_end(lost: Mapping[int, float], said: str, times: int) -> None:
     rng = random.Random(6)
     rows = []
+
+    def drawn(lost: Mapping[int, float], runs: Sequence[float]) -> dict[int, list[float]]:
+        levels = {n: 0.1 / (1 - lost.get(n, 0.0)) for n in (1, 2, 4, 8)}
+        return {n: [s * math.exp(rng.gauss(0, 0.0015)) for _ in runs] for n, s in levels.items()}
+
     for _ in range(20):
-        then, now = (
-            {
-                n: [0.1 / (1 - loss.get(n, 0.0)) * math.exp(rng.gauss(0, 0.0015)) for _ in runs]
-                for n in (1, 2, 4, 8)
-            }
-            for loss, runs in (({}, THEN), (lost, NOW))
-        )
-        rows.append(row_on(8, compare(baseline(then), [measured(now)])))
+        before = baseline(drawn({}, THEN))
+        rows.append(row_on(8, compare(before, [measured(drawn(lost, NOW))])))
     words = [f"{row.verdict}, {row.finding}" if row.finding else row.verdict for row in rows]
     assert words.count(said) >= times
 

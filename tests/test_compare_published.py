@@ -77,11 +77,9 @@ def test_a_figure_is_met_or_missed_or_cannot_be_judged(
 
 
 def test_runs_that_would_settle_a_figure_are_counted_if_any_do() -> None:
+    one, many = Statement.of("further_runs", needed=1), Statement.of("more_runs")
     # A tenth below the figure no number of runs tells.
-    for speedup, more, remedy in (
-        (1.64, 1, Statement.of("further_runs", needed=1)),
-        (0.9 * 145 / 84.5, None, Statement.of("more_runs")),
-    ):
+    for speedup, more, remedy in ((1.64, 1, one), (0.9 * 145 / 84.5, None, many)):
         row = _last(ARC4, _now(speedup, spread=WIDE))
         assert (row.verdict, row.further_runs) == (Verdict.INCONCLUSIVE, more)
         assert row.reason.facts["remedy"] == remedy

@@ -142,10 +142,8 @@ def test_the_three_curves_of_a_page_are_equally_high_and_state_the_size_of_an_ep
 def test_plot_names_cases_without_room(tmp_path: Path) -> None:
     runs = [run(1, 0.1, configuration=replace(CNN, case=f"case_{i}")) for i in range(6)]
     path = written(tmp_path / "six.jsonl", *runs)
-    for further, said in (
-        ((), "gpuscale: not shown: 2 more cases; choose with --case\n"),
-        (("--case", "case_5"), ""),
-    ):
+    left_out = "gpuscale: not shown: 2 more cases; choose with --case\n"
+    for further, said in (((), left_out), (("--case", "case_5"), "")):
         answer = gpuscale("plot", path, "-o", tmp_path / "six.svg", *further)
         assert (answer.returncode, answer.stderr) == (0, said)
 

@@ -244,10 +244,9 @@ def test_a_missing_row_is_measured_by_what_measured_others(command: str | None, 
 def test_what_only_nights_can_show_asks_for_them() -> None:
     lost = Statement.of("level_lost", loss=0.1, since="2026-11-05", changed=())
     first = entry(Verdict.INCOMPARABLE, reason=Statement.of("no_earlier_night"))
-    for row, words in (
-        (replace(slower(1), reason=lost), "see 'gpuscale history'"),
-        (first, "compare again after more nights"),
-    ):
+    worse = replace(slower(1), reason=lost)
+    more = "compare again after more nights"
+    for row, words in ((worse, "see 'gpuscale history'"), (first, more)):
         judged = replace(comparison(row), baseline_kind="nights")
         assert headline(judged)["next"].startswith(words)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 from validation.simulated_machine import BaselineNights, Loss, LossKind, Scenario, SimulatedMachine
@@ -107,19 +108,14 @@ def _scenario(
 
 
 def _peculiar_machines() -> Iterator[SimulatedMachine]:
+    steady = partial(SimulatedMachine, run_deviation=0.003)
     for deviation, declared, text in (
         (0.005, None, "allocations differ by 0.5%"),
         (0.03, 0.03, "allocations differ by 3%, and the baseline declares it"),
         (0.03, None, "allocations differ by 3%, and the baseline declares the default of 1%"),
     ):
-        yield SimulatedMachine(
-            run_deviation=0.003,
-            allocation_deviation=deviation,
-            declared_deviation=declared,
-            peculiarity=text,
-        )
-    yield SimulatedMachine(
-        run_deviation=0.003,
+        yield steady(allocation_deviation=deviation, declared_deviation=declared, peculiarity=text)
+    yield steady(
         baseline=BaselineNights.SIX_NIGHTS,
         allocation_deviation=0.03,
         peculiarity="allocations differ by 3%",
