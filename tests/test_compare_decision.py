@@ -20,7 +20,6 @@ from gpuscale.records import (
     Failure,
     Finding,
     Limits,
-    Run,
     Statement,
     ToleranceOverride,
     Tolerances,

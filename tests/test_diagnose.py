@@ -14,7 +14,6 @@ from builders.causes import (
     SLOW,
     SLOW_CLOCK,
     SLOW_LINK,
-    Devices,
     diagnosed,
     night_of,
     tally,

@@ -20,8 +20,6 @@ from gpuscale.judge.diagnose.causes import environment as environment_changed
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import (
     METRICS_BY_NAME,
-    Configuration,
-    EntryVerdict,
     EnvironmentChange,
     GpuSummary,
     MetricSpec,

@@ -59,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip_unless_required("needs gcc")
     folder = tmp_path_factory.mktemp("libraries")
     for name, source in SOURCES.items():
-        command = ["gcc", "-shared", "-fPIC", "-o", folder / name, "-x", "c", "-"]
+        command = ["gcc", "-shared", "-fPIC", "-o", str(folder / name), "-x", "c", "-"]
         subprocess.run(command, input=source.encode(), check=True)
     return folder
 
