@@ -127,6 +127,17 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     assert len(read_baseline(path).history) == 3
 
 
+def test_a_short_night_may_be_added_though_its_like_would_find_less(shell: Shell) -> None:
+    times = (1.0, 1.06, 0.94, 1.05, 0.95, 1.04, 0.96, 1.03, 0.97, 1.02, 0.98, 1.01)
+    shell.write("long", measured({1: times}, job_id="40"))
+    record = shell("baseline", "record", "long.jsonl", "--cluster", "Here", "-o", "b.json")
+    assert record.returncode == 0, record.stderr
+    shell.write("short", measured({1: (0.93, 1.0, 1.07)}, job_id="41"))
+    answer = shell(*added("short"))
+    assert answer.returncode == 0, answer.stderr
+    assert "one night of 12 runs a row would find" in answer.stdout
+
+
 def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
     path = shell.recorded()
     before = path.read_bytes()

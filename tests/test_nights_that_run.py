@@ -4,7 +4,9 @@ Its pytest is a stand-in, as in test_ci.py, but where a case says otherwise.
 """
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import builders as make
@@ -247,6 +249,18 @@ def test_a_broken_environment_is_never_a_regression(checkout: Path) -> None:
     # Python ends with 1 when a package cannot be imported.
     write_program(checkout / ".venv/bin/gpuscale", "#!/bin/bash\nexit 1\n")
     assert night_in(checkout).exit_code == 2
+
+
+def test_a_night_runs_the_pytest_of_its_own_environment(tmp_path: Path) -> None:
+    foreign = tmp_path / "bin"
+    foreign.mkdir()
+    write_program(foreign / "pytest", "#!/bin/sh\necho another pytest\n")
+    environment = {"PATH": f"{foreign}:{os.environ['PATH']}", "GPUSCALE_NIGHTLY_DIR": "nights"}
+    # As cron starts it, whose PATH has not the environment.
+    gpuscale = str(Path(sys.executable).with_name("gpuscale"))
+    run_night([gpuscale, "night", "n", "measure", "--version"], tmp_path, environment, tmp_path)
+    (log,) = tmp_path.glob("nights/n/*/pytest.log")
+    assert log.read_text().startswith("pytest ")
 
 
 def test_a_night_whose_disk_is_full_still_ends_with_its_code(checkout: Path) -> None:

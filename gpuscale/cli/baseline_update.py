@@ -112,12 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
     """Describe smallest detectable losses; unless `weak`, raise UsageError if any is too large."""
-    old, new = smallest_losses(before), smallest_losses(after)
+    old, new = smallest_losses(before), smallest_losses(after, before)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
-    return f"{strength_text(after, new)}; before: {range_text(old)}"
+    return f"{strength_text(before, new)}; before: {range_text(old)}"
 
 
 def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
@@ -238,13 +238,18 @@ class SmallestLoss(NamedTuple):
         return f"{self.label} {limit} (step time {self.step_time})"
 
 
-def smallest_losses(baseline: Baseline) -> list[SmallestLoss]:
+def smallest_losses(baseline: Baseline, before: Baseline | None = None) -> list[SmallestLoss]:
     """Return the smallest detectable loss of each entry in a baseline, in descending order.
 
-    It is the median over the entry's last nights, each judged as a new night would be.
+    It is the median over the entry's last nights, each judged as a new night would be. They are
+    nights of the baseline before nights were added, if it had the entry: a night of fewer runs
+    would find less, whatever is added.
     """
-    runs, nights = entries_of(baseline.runs), results_of(baseline)
+    runs, nights = entries_of(baseline.runs), results_of(before or baseline)
     held = [{*entries_of(night.runs)} for night in nights]
+    if before is not None:
+        added, known = results_of(baseline), set[EntryId]().union(*held)
+        nights, held = nights + added, [*held, *({*entries_of(n.runs)} - known for n in added)]
     # Judging all nights takes minutes if they are hundreds.
     last = {entry: [i for i, of in enumerate(held) if entry in of][-_NIGHTS:] for entry in runs}
     judged = {

@@ -114,7 +114,10 @@ class NightJob:
         for path in (items, fault):
             path.unlink(missing_ok=True)
         option = "--resume" if self._has_results() else "--results"
-        command = ["pytest", *self._measure, option, str(results), "--junitxml", str(items)]
+        # The pytest of this environment: cron's PATH may have another one first, or none.
+        own = Path(sys.argv[0]).resolve().with_name("pytest")
+        pytest = str(own) if own.is_file() else "pytest"
+        command = [pytest, *self._measure, option, str(results), "--junitxml", str(items)]
         environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
         exit_code, found = self._stop.run(command, log, environment), None
         # The comparison will report a damaged file.
