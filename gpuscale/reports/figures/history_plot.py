@@ -286,5 +286,5 @@ def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: 
                 va="top" if at_top else "bottom",
                 ha="right" if on_left else "left",
                 **({"fontweight": "bold"} if at in changes else {"fontsize": 6.5}),
-                bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
+                bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5, "alpha": 0.7},
             )
