@@ -44,6 +44,8 @@ SAME, ONE = measured({n: [0.1] * 3 for n in (1, 2)}), measured({1: [0.1, 0.1]})
 EVEN, ALONE = published(figure(1, 100), figure(2, 50)), published(figure(1, 145))
 NO_T1 = published(figure(2, 84.5))
 WITHIN, ACROSS = (published(figure(1, 100), figure(4, 25, nodes=nodes)) for nodes in (1, 2))
+RATES = (figure(4, samples_per_s=5120, nodes=nodes) for nodes in (1, 2))
+RATE_WITHIN, RATE_ACROSS = (published(figure(1, samples_per_s=1280), each) for each in RATES)
 SMOKE = measured({1: [0.1], 2: [0.11]}, configuration=replace(CNN, size="smoke"))
 OTHER_BATCH = published(figure(1, 160, batch_per_gpu=256), figure(16, 12, nodes=4))
 ON_16 = results(run(1, 0.1), run(16, 0.11))
@@ -58,6 +60,8 @@ CASES: dict[str, tuple[Baseline, Results, list[str], str, int]] = {
     "uncertain": (ARC4, _now(1.6, spread=WIDE), [MET, OPEN], "published_uncertain", 3),
     "missed within a node": (WITHIN, _now(3.4, 4), [MET, MISSED], "published_missed", 1),
     "met across nodes": (ACROSS, _now(3.4, 4), [MET, MET], "published_met", 0),
+    "rate missed within a node": (RATE_WITHIN, _now(3.4, 4), [MET, MISSED], "published_missed", 1),
+    "rate met across nodes": (RATE_ACROSS, _now(3.4, 4), [MET, MET], "published_met", 0),
     "the reference alone": (ALONE, ONE, [OPEN], "only_speedup_reference", 3),
     "only the reference measured": (ARC4, ONE, [OPEN, GAP], "not_measured", 3),
     "no T(1)": (ARC4, measured({2: [0.1, 0.1]}), [GAP, NO], "no_measured_reference", 4),
