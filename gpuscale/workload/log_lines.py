@@ -2,9 +2,9 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuscale.base.errors import UsageError
@@ -21,7 +21,7 @@ _OF_TRAINING = re.compile(
     re.IGNORECASE,
 )
 _COUNTER = re.compile(rf"{_STEP_WORD}\W*\d", re.IGNORECASE)
-_TOTAL = re.compile(r"\d+/(\d+)")
+_TOTAL = re.compile(r"\d+/\d+")
 EPOCH = re.compile(r"\bepoch[\s:=\[#]*(\d+)", re.IGNORECASE)
 HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 _WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
@@ -168,17 +168,24 @@ class _Kind:
     is_training: bool
     """True if the lines have a word that only training prints."""
     count: int = 0
-    first: str = ""
-    before: str = ""
-    """The line of this kind before the latest one."""
     latest: str = ""
+    rises: Counter[int] = field(default_factory=Counter)
+    """How often each whole number rose from a line to the next, keyed by its place among them."""
 
-    def counts(self, pattern: str) -> bool:
-        """True if the step that a pattern finds rose from one of these lines to the next."""
-        lines = (self.first, self.before, self.latest)
-        found = [re.search(pattern, line) for line in lines]
-        steps = [int(match["step"]) for match in found if match]
-        return any(old < new for old, new in pairwise(steps))
+    def take(self, line: str) -> None:
+        """Count a line, and the numbers in it that are higher than in the line before."""
+        both = zip(_WHOLE.findall(self.latest), _WHOLE.findall(line), strict=False)
+        self.rises.update(place for place, (old, new) in enumerate(both) if int(new) > int(old))
+        self.count += 1
+        self.latest = line
+
+    @property
+    def counter(self) -> str:
+        """A pattern for the number that rose most often, after a step word if any; '' if none."""
+        named = {found.end() - 1 for found in _COUNTER.finditer(self.latest)}
+        starts = [number.start() for number in _WHOLE.finditer(self.latest)]
+        risen = [(at in named, self.rises[n], -at) for n, at in enumerate(starts) if self.rises[n]]
+        return _pattern(self.latest, -max(risen)[-1]) if risen else ""
 
 
 class UnreadLines:
@@ -200,8 +207,7 @@ class UnreadLines:
             return
         words = re.sub(r"[^A-Za-z]+", " ", line)
         kind = self._kinds.setdefault(words, _Kind(arrived_s, is_training))
-        kind.count, kind.before, kind.latest = kind.count + 1, kind.latest, line.strip()
-        kind.first = kind.first or kind.latest
+        kind.take(line.strip())
         is_frequent = kind.count >= _FEWEST_ALIKE and arrived_s - kind.first_s >= _SHORTEST_S
         self.are_training |= is_frequent and kind.is_training
 
@@ -227,46 +233,23 @@ class UnreadLines:
 
 def _remedy(kind: _Kind) -> str:
     own = f"{_OWN_LINES}, or judge a figure that it prints, by --figure"
-    line = kind.latest
-    if HF_LOSS.search(line):
+    if HF_LOSS.search(kind.latest):
         return f"keep the bar of Hugging Face's Trainer (no disable_tqdm=True), or {own}"
-    if counter := _COUNTER.search(line):
-        pattern = _pattern(line, counter.end() - 1, counter.start())
-        if pattern and kind.counts(pattern):
-            return f"give --step-regex '{pattern}' or the like, or {own}"
-    # In `[2/3] [390/400]`, the first counter counts epochs.
-    if counter := max(_TOTAL.finditer(line), key=lambda found: int(found[1]), default=None):
-        pattern = _pattern(line, counter.start())
-        if pattern and kind.counts(pattern):
-            return f"if that counts steps, not samples, give --step-regex '{pattern}', else {own}"
-    if pattern := _rising(kind):
-        return (
-            f"if that counts steps or epochs, give --step-regex '{pattern}' (for epochs, with the "
-            f"samples of one as --samples-per-step; for samples of a rank, --batch 1), else {own}"
-        )
+    if pattern := kind.counter:
+        return f"if that counts steps, give --step-regex '{pattern}', else {own}"
     return own
 
 
-def _rising(kind: _Kind) -> str:
-    """Return a pattern for the first number that rose between the last two lines; '' if none."""
-    for old, new in zip(*map(_WHOLE.finditer, (kind.before, kind.latest)), strict=False):
-        if int(new[0]) > int(old[0]):
-            pattern = _pattern(kind.latest, new.start())
-            found = re.search(pattern, kind.before) if pattern else None
-            if found and found["step"] == old[0]:
-                return pattern
-    return ""
-
-
-def _pattern(line: str, at: int, start: int | None = None) -> str:
+def _pattern(line: str, at: int) -> str:
     """Return the shortest regex that finds the number at `at` by the words before it, or ''.
 
     All other numbers may vary, even the total in `219/500`, which may depend on the number of
-    ranks. The regex begins at the line's epoch if there is one, else at `start` if given.
+    ranks. The regex begins at the line's epoch if there is one, else at the word nearest to it.
     """
-    words = [found.start() for found in re.finditer(r"\S+", line[:at])]
+    starts = [found.start() for found in re.finditer(r"\S+", line[:at])][::-1]
+    named = [begin for begin in starts if re.fullmatch(r"\D*[^\W\d_]\D*", line[begin:at])]
     epoch = EPOCH.search(line, 0, at)
-    starts = ([epoch.start()] if epoch else []) + ([*words[::-1], at] if start is None else [start])
+    starts = [*([epoch.start()] if epoch else []), *named, *starts, at]
     total = r"/\d+" if _TOTAL.match(line, at) else ""
     for begin in starts:
         before = _escaped(line[begin:at]) or r"^\s*"
