@@ -19,6 +19,7 @@ from gpuscale.records import GpuSummary
 from gpuscale.records.record import from_json, to_json
 
 ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"
+OUTSIDE = "no sample fell into the run's windows"
 A, B = "aaaa", "bbbb"
 
 
@@ -105,7 +106,7 @@ def test_a_field_that_was_not_read_each_time_carries_the_reason(samples: Path) -
     lost = Reading(absent={"utilization": "GPU is lost"})
     gpu = one(samples, tick(1.0, aaaa=busy(0.5)), tick(2, aaaa=lost) * 3, intervals=[(0, 9)])
     assert (gpu.samples, gpu.values["utilization_mean"]) == (4, 0.5)
-    assert gpu.absent[0] == "utilization: GPU is lost (in 3 of 4 samples)"
+    assert gpu.absent[0] == "utilization: GPU is lost"
 
 
 @pytest.mark.parametrize(
@@ -113,12 +114,8 @@ def test_a_field_that_was_not_read_each_time_carries_the_reason(samples: Path) -
     [
         (header(aaaa=SampledDevice(absent="unknown UUID")), [(0, 9)], "unknown UUID"),
         (line_of(SamplesHeader(absent="no NVIDIA driver")), [(0, 9)], "no NVIDIA driver"),
-        (
-            header() + tick(1.0, aaaa=busy(0.5)) * 4,
-            [(2, 3)],
-            "none of the sampler's 4 samples fell into the run's windows",
-        ),
-        (header() + tick(1.0, aaaa=busy(0.5)), [], "the run has no timed windows"),
+        (header() + tick(1.0, aaaa=busy(0.5)) * 4, [(2, 3)], OUTSIDE),
+        (header() + tick(1.0, aaaa=busy(0.5)), [], OUTSIDE),
         ("", [(0, 9)], ENDED),
         (header(), [(0, 9)], ENDED),
     ],

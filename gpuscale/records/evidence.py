@@ -145,7 +145,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     name: Line | None = None
     samples: Count
     absent: tuple[Line, ...] = ()
-    """Counters that could not be read, each with the reason."""
+    """Counters that could not be read, or not in all samples, each with the reason."""
     values: Values = msgspec.field(default_factory=dict)
     """Counter values by name (see `gpuscale.base.gpu_counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None

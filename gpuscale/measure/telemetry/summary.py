@@ -16,6 +16,7 @@ from gpuscale.records import GpuSummary, Run, with_measured
 Interval = tuple[float, float]
 
 _SAMPLER_ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"
+_NONE_WITHIN = "no sample fell into the run's windows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +74,12 @@ def summarize(
         mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
         times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
         seen_of[uuid] = _Seen(header.devices[uuid], times, readings)
-    summaries: tuple[GpuSummary, ...] = ()
-    reasons, absent = dict.fromkeys(seen.device.absent for seen in seen_of.values()), None
     if any(seen.within(intervals) for seen in seen_of.values()):
         summaries = tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items())
-    elif not uuids:
-        absent = "the run used no GPU"
-    elif None not in reasons:
-        absent = "; ".join(map(str, reasons))
-    elif not ticks:
-        absent = _SAMPLER_ENDED
-    elif not intervals:
-        absent = "the run has no timed windows"
-    else:
-        absent = f"none of the sampler's {len(ticks)} samples fell into the run's windows"
-    return TelemetryReport(summaries, absent, header.driver_version)
+        return TelemetryReport(summaries, driver_version=header.driver_version)
+    otherwise = _NONE_WITHIN if ticks else _SAMPLER_ENDED
+    reasons = dict.fromkeys(seen.device.absent or otherwise for seen in seen_of.values())
+    return TelemetryReport(absent="; ".join(reasons), driver_version=header.driver_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +174,12 @@ def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
 
 
 def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
-    """Yield the reasons for missing counters, e.g. `power: GPU is lost (in 12 of 40 samples)`."""
+    """Yield the reasons for missing counters, such as `power: GPU is lost`."""
     if seen.device.absent:
         yield f"device: {seen.device.absent}"
         return
     if not seen.within(intervals):
-        yield "device: no sample fell into the run's windows"
+        yield f"device: {_NONE_WITHIN}"
         return
     unread: list[str] = []
     for counter in FIELDS:
@@ -195,10 +187,9 @@ def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
         # Readings outside the windows also show whether the driver offers a counter.
         asked = counting if counter.when == "windows" else seen.readings
         asked = [reading for reading in asked if counter.moment in reading]
-        reasons = Counter(r.absent[counter.moment] for r in asked if counter.moment in r.absent)
-        for reason, count in reasons.items():
-            share = "" if count == len(asked) else f" (in {count} of {len(asked)} samples)"
-            yield f"{counter.label}: {reason}{share}"
+        for reading in asked:
+            if reason := reading.absent.get(counter.moment):
+                yield f"{counter.label}: {reason}"
         if asked and not any(counter.moment in reading for reading in counting):
             unread.append(counter.label)
     if unread:
