@@ -20,7 +20,6 @@ from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
 from gpuscale.records import Failure, HostLoad, Run, Verdict
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import ResultsWriter
-from gpuscale.workload.command_case import NO_BATCH
 
 QUIET = (1.0, 1.001, 0.999)
 
@@ -109,15 +108,8 @@ def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
     assert status_without_verdict(given, runs(1, *step_times_s), needless=needless) == expected
 
 
-def failed(
-    gpus: int,
-    kind: str = "raised",
-    *,
-    index: int = 1,
-    batch: int | None = None,
-    message: str = "IndexError: 8",
-) -> Run:
-    failure = Failure(kind=kind, message=message)  # type: ignore[arg-type] # a kind each
+def failed(gpus: int, kind: str = "raised", *, index: int = 1, batch: int | None = None) -> Run:
+    failure = Failure(kind=kind, message="IndexError: 8")  # type: ignore[arg-type] # a kind each
     made = run(gpus, None, configuration=replace(CNN, batch=batch), index=index)
     return replace(made, failure=failure, wall_s=1.0)
 
@@ -133,7 +125,6 @@ def failed(
         ([failed(1, "out_of_memory"), failed(2, "killed"), failed(4, "timeout")], ()),
         ([failed(1, "unread"), failed(2, "unread")], (1, 2, 4)),
         ([failed(1, "unread")], (1,)),
-        ([failed(1, "unread", message=NO_BATCH)], (1, 2, 4)),
         ([failed(4), failed(4)], ()),
         ([failed(1, "timeout"), failed(2, "timeout")], ()),
         ([failed(1, "timeout"), failed(2), failed(1, "timeout", index=2)], (1,)),
@@ -151,7 +142,6 @@ def failed(
         "by memory, a signal or time",
         "lines that no format knows",
         "such lines once, which may differ on other numbers of ranks",
-        "no batch, on whatever number of ranks",
         "two metrics of one run",
         "a row each",
         "two in succession of a row",

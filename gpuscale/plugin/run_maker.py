@@ -30,16 +30,11 @@ from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
 from gpuscale.store.files import read_any
 from gpuscale.store.results import RESULTS_FOLDER, ResumedResults, validate_writable
-from gpuscale.workload.command_case import NO_BATCH, CommandCase, validate_scaling
+from gpuscale.workload.command_case import CommandCase, validate_scaling
 
 _IMPORTED_BY_CASES = ("torch", "torchvision")
 _OF_THE_CASE = ("raised", "unread")
 """Kinds of failures that the case itself probably causes."""
-_REASONS = {
-    "timeout": "two runs in succession were ended by their --timeout",
-    "unread": "the command would print the same lines again",
-}
-"""Reasons to leave out further runs, by the kind of failure that they would have."""
 
 
 def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
@@ -154,13 +149,9 @@ class RunMaker:
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
-    def reason_to_stop(self, plans: Sequence[ItemPlan | None]) -> str | None:
-        """Return the reason why all plans would fail; None if one may succeed or a plan is None."""
-        broken = [plan and broken_by(plan.key, self.recorder.new_runs) for plan in plans]
-        if not all(broken):
-            return None
-        kinds = dict.fromkeys(run.failure.kind for run in broken if run and run.failure)
-        return " and ".join(_REASONS.get(kind, "they would fail in the same way") for kind in kinds)
+    def all_would_fail(self, plans: Sequence[ItemPlan | None]) -> bool:
+        """True if all plans would probably fail as earlier runs did; False if a plan is None."""
+        return all(plan and broken_by(plan.key, self.recorder.new_runs) for plan in plans)
 
     def time_left(self, runs: int) -> str:
         """Return the estimated time for this number of runs as text: `, 4 min 10 s left`."""
@@ -216,8 +207,7 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     Two runs of the row in succession that timed out are enough. So are two runs that raised an
     exception or printed no steps, if none has succeeded in this row, or for its case and strategy
     on any number of GPUs. What a command prints hardly changes, so a single run without steps is
-    enough for its row, and one without a batch for all rows. Runs that ran out of memory or whose
-    ranks were killed do not count.
+    enough for its row. Runs that ran out of memory or whose ranks were killed do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:
@@ -228,17 +218,11 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     same_row = [run for run in same_case if run.gpus == key.gpus]
     for group in (same_case, same_row):
         failed = [run for run in group if run.failure and run.failure.kind in _OF_THE_CASE]
-        is_settled = len(failed) > 1 or any(_recurs(run, key.gpus) for run in failed)
+        is_unread = any(run.failure and run.failure.kind == "unread" for run in failed)
+        is_settled = len(failed) > 1 or (is_unread and group is same_row)
         if is_settled and not any(run.is_valid for run in group):
             return failed[-1]
     late = [run for run in same_row[-2:] if run.failure and run.failure.kind == "timeout"]
     sizes = {run.configuration.batch for run in late}
     has_number = any(run.is_valid for run in same_row)
     return late[1] if len(late) == 2 and (len(sizes) == 1 or not has_number) else None
-
-
-def _recurs(run: Run, gpus: int) -> bool:
-    """Return True if a command would print as little as in this run in any other on these GPUs."""
-    failure = run.failure
-    assert failure is not None
-    return failure.message == NO_BATCH or (failure.kind == "unread" and run.gpus == gpus)

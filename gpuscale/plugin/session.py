@@ -191,8 +191,9 @@ class _MeasuringSession:
                 self._words[item.nodeid] = "UNSTEADY"
                 pytest.xfail(run.failure.message)
             self._failed_runs.add(item.nodeid)
-            if later and (why := self._maker.reason_to_stop([*map(plan_of, later)])):
-                item.session.shouldfail = f"{counted(len(later), 'more run')} left out, since {why}"
+            if later and self._maker.all_would_fail([*map(plan_of, later)]):
+                more = counted(len(later), "more run")
+                item.session.shouldfail = f"{more} left out, since they would fail in the same way"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             first = self._first_failures.setdefault(run.failure.normalised_message, item.name)
             if detail and first != item.name:
