@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from commands import request_for
 from hosts import within_limit
-from measuring import PYTEST, TINY_CASE, in_a_terminal, run_gpuscale
+from measuring import PYTEST, TINY_CASE, in_a_terminal
 
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.plugin import terminal
@@ -122,18 +122,6 @@ def test_a_terminal_hears_at_once_that_a_session_begins(session: tuple[Path, str
 
 def test_a_session_says_how_long_it_still_takes(session: tuple[Path, str]) -> None:
     assert re.search(r"PASSED [^ ]+ [^ ]+/step, [\d.]+ s left", session[1])
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_the_time_left_needs_room_in_the_line(tmp_path: Path, columns: int) -> None:
-    # The ID takes 49 columns.
-    words = ("--gpus", "1", "--runs", "2", "--device", "cpu", "--name", "a" * 16)
-    figure = ("--figure", "t (?P<t_s>.+) s", "--better", "t_s=less")
-    command = ("run", *words, *figure, "--", "echo", "t 1234 s")
-    output = run_gpuscale(tmp_path, *command, COLUMNS=str(columns)).ended().output
-    first, last = (line for line in output.splitlines() if "PASSED" in line)
-    assert len(first) == len(last) == columns - 1, output
-    assert (" left" in first, " left" in last) == (columns == 100, False)
 
 
 def test_an_interrupted_session_says_how_to_go_on(session: tuple[Path, str]) -> None:

@@ -206,8 +206,7 @@ class _MeasuringSession:
             said = f"{format_seconds(run.step_time_s)}/step"
         else:
             said = f"{run.measured[metric.name]:.4g} {metric.unit or metric.name}"
-        left = self._maker.time_left(runs_left)
-        self._words[item.nodeid] = terminal.item_words(self._config, f"PASSED {said}", left)
+        self._words[item.nodeid] = f"PASSED {said}{self._maker.time_left(runs_left)}"
         return run
 
     def pytest_keyboard_interrupt(self) -> None:

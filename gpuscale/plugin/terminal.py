@@ -83,15 +83,6 @@ def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> It
         silence.cancel()
 
 
-def item_words(config: pytest.Config, words: str, time_left: str) -> str:
-    """Return the words behind an item's ID: without the time left if they fit only without it."""
-    writer = config.get_terminal_writer()
-    # pytest leaves the last column free, and ends the line with a percentage.
-    used = writer.width_of_current_line % writer.fullwidth + len(" [100%]") + 1
-    room = writer.fullwidth - used
-    return words if len(words) <= room < len(words + time_left) else words + time_left
-
-
 def header_lines(
     environment: Environment,
     options: MeasureOptions,
