@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from uuid import UUID
 
 from msgspec import json
 
@@ -29,7 +28,7 @@ _PATIENCE_S = 10.0
 """Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
 SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
 """Environment variable with the process ID of the GPU sampler, which ci/overhead.py suspends."""
-_Reader = Callable[[Path], str | None]
+_Reader = Callable[[Path], str]
 
 _READ_BYTES = 16384
 # No other kernel options are recorded, since they may contain secrets.
@@ -40,8 +39,6 @@ _KERNEL_OPTIONS = re.compile(
     r"(intel_idle|processor)\.max_cstate|idle|clocksource|tsc"
 )
 _IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-_SIF_MAGIC, _SIF_ID = slice(32, 41), slice(48, 64)
-"""Byte ranges of the format's name and of the image's ID in an Apptainer image file."""
 
 
 class DriverProcess:
@@ -242,17 +239,6 @@ def _container_image(root: Path) -> str:
     return next((name for name, file in others.items() if (root / file).exists()), "none")
 
 
-def _container_build(root: Path) -> str | None:
-    """Return the ID in the header of Apptainer's image file; None if there is none."""
-    for image in filter(None, map(os.environ.get, _IMAGE_VARIABLES)):
-        # The image file may not be visible inside the container.
-        with suppress(OSError), (root / image.lstrip("/")).open("rb") as file:
-            header = file.read(_SIF_ID.stop)
-            if header[_SIF_MAGIC] == b"SIF_MAGIC":
-                return str(UUID(bytes=header[_SIF_ID]))
-    return None
-
-
 _CPUS = "sys/devices/system/cpu"
 # Reports show names with spaces in place of underscores.
 SETTINGS: Mapping[str, _Reader] = {
@@ -267,5 +253,4 @@ SETTINGS: Mapping[str, _Reader] = {
     "NUMA_balancing": _in_files("proc/sys/kernel/numa_balancing", r"(\d+)"),
     "IOMMU": _iommu,
     "container_image": _container_image,
-    "container_build": _container_build,
 }
