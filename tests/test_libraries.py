@@ -1,4 +1,4 @@
-"""The libraries that ranks have loaded, asked for their versions; the tests' own are made of C."""
+"""The libraries that ranks have loaded, and the version of NCCL; the tests' own are made of C."""
 
 import shutil
 import subprocess
@@ -10,6 +10,7 @@ from hosts import processes_in, skip_unless_required
 from measuring import run_gpuscale, run_pytest, write_case
 from test_run_command import QUICK, RANKS_OF_TORCH, script
 
+from gpuscale.measure.evidence.software import libraries_among
 from gpuscale.records import NodeEvidence
 from gpuscale.records.evidence import Library
 from gpuscale.store.results import read_results
@@ -30,27 +31,24 @@ for number in range(10**6):
 SOURCES = {
     "libnccl-x.so.2": "int ncclGetVersion(int *v) { *v = 22803; return 0; }",
     "librccl.so.1": "int ncclGetVersion(int *v) { *v = 2804; return 0; }",
-    "libnccl-net-ofi.so": "int unused;",
-    "libcudart-0a1b2c3d.so.13": "int cudaRuntimeGetVersion(int *v) { *v = 13020; return 0; }",
-    "libamdhip64.so.7": "int hipRuntimeGetVersion(int *v) { *v = 60443484; return 0; }",
-    "libcublas.so.12": "int cublasGetProperty(int p, int *v) { *v = 12 - p; return 0; }",
-    "libcudnn.so.9": "unsigned long cudnnGetVersion(void) { return 91900; }",
-    "libcudnn_graph.so.9": "int unused;",
-    "libmpi.so.40": """#include <string.h>
-int MPI_Get_library_version(char *t, int *n) { strcpy(t, "Open MPI v5.0.9, package x"); return 0; }
-""",
-    "libfabric.so.1": "unsigned fi_version(void) { return 2 << 16 | 4; }",
-    "libibverbs.so.1.14.50.0": "int unused;",
     # A build that lacks its function, and one whose function fails.
-    "libmpich.so.12": "int unused;",
-    "libmpi_cray.so.12": "int MPI_Get_library_version(char *t, int *n) { return 1; }",
-    # Not what is looked for.
-    "libcublasLt.so.12": "int unused;",
+    "librccl.so.1.1": "int unused;",
+    "librccl.so.1.2": "int ncclGetVersion(int *v) { return 1; }",
+    # Known by its name alone.
+    "libfabric.so.1": "int unused;",
 }
-OPEN_MPI = {"libmpi.so.40": "Open MPI v5.0.9"}
-VERSIONS: dict[str, str | None] = dict.fromkeys(("NCCL network plugin", "libibverbs"))
-VERSIONS |= {"RCCL": "2.8.4", "CUDA runtime": "13.2", "HIP runtime": "6.4.43484"}
-VERSIONS |= {"cuBLAS": "12.11.10", "cuDNN": "9.19.0", "libfabric": "2.4"}
+NAMES = {
+    "libnccl.so.2": "NCCL",
+    "libnccl-net-ofi.so": "NCCL network plugin",
+    "libcudart-0a1b2c3d.so.13": "CUDA runtime",
+    "libamdhip64.so.7": "HIP runtime",
+    "libcublas.so.12": "cuBLAS",
+    "libcudnn.so.9": "cuDNN",
+    "libmpi.so.40": "MPI",
+    "libmpi_cray.so.12": "MPI",
+    "libfabric.so.1": "libfabric",
+    "libibverbs.so.1.14.50.0": "libibverbs",
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +90,18 @@ def asked(*files: Path) -> list[list[str]]:
     return [line.split("\t") for line in answer.stdout.splitlines()]
 
 
-def test_each_library_is_asked_for_its_version(built: Path) -> None:
+def test_libraries_are_known_by_the_names_of_their_files() -> None:
+    others = ("libcublasLt.so.12", "libcudnn_graph.so.9", "libnccl-x.so.2")
+    found = libraries_among([f"/opt/{name}" for name in (*NAMES, *others)])
+    assert {library.label: library.name for library in found} == NAMES
+
+
+def test_nccl_and_rccl_are_asked_for_their_versions(built: Path) -> None:
     found = asked(*(built / name for name in SOURCES))
-    versions = {name: version for name, _, version in found if name != "MPI"}
-    assert versions == {name: str(version) for name, version in VERSIONS.items()}
-    mpi = {Path(path).name: version for name, path, version in found if name == "MPI"}
-    assert mpi == {**dict.fromkeys(("libmpich.so.12", "libmpi_cray.so.12"), "None"), **OPEN_MPI}
-
-
-def test_a_library_whose_parts_are_not_loaded_is_not_asked_to_load_them(built: Path) -> None:
-    ((name, _, version),) = asked(built / "libcudnn.so.9")
-    assert (name, version) == ("cuDNN", "None")
+    assert {Path(path).name: version for _, path, version in found} == {
+        "librccl.so.1": "2.8.4",
+        **dict.fromkeys(("librccl.so.1.1", "librccl.so.1.2", "libfabric.so.1"), "None"),
+    }
 
 
 def test_a_file_that_was_replaced_since_it_was_loaded_is_still_asked(built: Path) -> None:

@@ -11,11 +11,10 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,94 +25,31 @@ from gpuscale.base.text import clean
 from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.evidence import Library, ProcessSoftware, merged, normalised
 
-_LONGEST_MPI_TEXT = 8192
-"""Size, in bytes, of the buffer for MPI_Get_library_version; MPICH needs the largest."""
 _DELETED = " (deleted)"
 _SHORT_COMMIT = 12
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
 _PYTHON = re.compile(r"/python(\d\.\d+)/")
 _VERSION_LINE = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)", re.MULTILINE)
 _HEAD_CHARACTERS = 4096
-
-
-def _stored(symbol: str, library: ctypes.CDLL, *arguments: int) -> int:
-    """Return the integer that a function stores through its last argument, a pointer."""
-    number = ctypes.c_int()
-    if getattr(library, symbol)(*arguments, ctypes.byref(number)):
-        raise OSError(f"{symbol} failed")
-    return number.value
-
-
-def _parts(number: int, *factors: int) -> str:
-    """Split a number such as 22803 by the factors 10000, 100 and 1 into `2.28.3`."""
-    wholes = (sys.maxsize, *factors)
-    return ".".join(str(number % whole // factor) for whole, factor in pairwise(wholes))
-
-
-def _number(symbol: str, *factors: int) -> Callable[[ctypes.CDLL], str]:
-    return lambda library: _parts(_stored(symbol, library), *factors)
-
-
-def _nccl(library: ctypes.CDLL) -> str:
-    number = _stored("ncclGetVersion", library)
-    # Up to NCCL 2.8 a minor version had one digit.
-    return _parts(number, 10_000 if number >= 10_000 else 1000, 100, 1)
-
-
-def _cublas(library: ctypes.CDLL) -> str:
-    # cublasGetVersion needs a handle, which takes GPU memory.
-    return ".".join(str(_stored("cublasGetProperty", library, part)) for part in range(3))
-
-
-def _cudnn(library: ctypes.CDLL) -> str:
-    library.cudnnGetVersion.restype = ctypes.c_size_t
-    number = library.cudnnGetVersion()
-    return _parts(number, 10_000 if number >= 90_000 else 1000, 100, 1)
-
-
-def _mpi(library: ctypes.CDLL) -> str:
-    text, length = ctypes.create_string_buffer(_LONGEST_MPI_TEXT), ctypes.c_int()
-    if library.MPI_Get_library_version(text, ctypes.byref(length)):
-        raise OSError("MPI_Get_library_version failed")
-    # Open MPI describes its build after a comma, MPICH on further lines.
-    return re.split("[,\n]", text.value.decode(errors="replace"), maxsplit=1)[0].strip()
-
-
-def _fabric(library: ctypes.CDLL) -> str:
-    number = library.fi_version()
-    return f"{number >> 16 & 0xFFFF}.{number & 0xFFFF}"
-
-
-class KnownLibrary(NamedTuple):
-    """A library that affects performance."""
-
-    name: str
-    stem: str
-    """Regular expression for the part of the file name between `lib` and `.so`."""
-    version: Callable[[ctypes.CDLL], str] | None = None
-    """Function that queries the loaded library's version; None if the library has no such query."""
-    parts: str = ""
-    """Text in the paths of the files that the library loads at its first use; empty if none.
-    The version is queried only after that use, because the query would also load the files."""
-
-
-KNOWN_LIBRARIES = (
-    KnownLibrary("NCCL", "nccl", _nccl),
-    KnownLibrary("RCCL", "rccl", _nccl),
-    KnownLibrary("NCCL network plugin", r"[nr]ccl-net[\w-]*"),
-    KnownLibrary("CUDA runtime", "cudart", _number("cudaRuntimeGetVersion", 1000, 10)),
-    KnownLibrary("HIP runtime", "amdhip64", _number("hipRuntimeGetVersion", 10**7, 10**5, 1)),
-    KnownLibrary("cuBLAS", "cublas", _cublas),
-    KnownLibrary("cuDNN", "cudnn", _cudnn, parts="/libcudnn_"),
-    KnownLibrary("MPI", r"mpi(ch|_(cray|gnu|nvidia|amd|aocc)\w*)?", _mpi),
-    KnownLibrary("libfabric", "fabric", _fabric),
-    KnownLibrary("libibverbs", "ibverbs"),
-)
+KNOWN_LIBRARIES = {
+    "NCCL": "nccl",
+    "RCCL": "rccl",
+    "NCCL network plugin": r"[nr]ccl-net[\w-]*",
+    "CUDA runtime": "cudart",
+    "HIP runtime": "amdhip64",
+    "cuBLAS": "cublas",
+    "cuDNN": "cudnn",
+    "MPI": r"mpi(ch|_(cray|gnu|nvidia|amd|aocc)\w*)?",
+    "libfabric": "fabric",
+    "libibverbs": "ibverbs",
+}
+"""Libraries that affect performance: a pattern for the part of the file name between `lib` and
+`.so`, keyed by name."""
 # Wheels add a hash to the names of libraries that they bundle.
-_FILE_NAMES = [
-    (known, re.compile(rf"lib{known.stem}([.-][0-9a-f]{{8}})?\.so(\.[\d.]+)?"))
-    for known in KNOWN_LIBRARIES
-]
+_FILE_NAMES = {
+    name: re.compile(rf"lib{stem}([.-][0-9a-f]{{8}})?\.so(\.[\d.]+)?")
+    for name, stem in KNOWN_LIBRARIES.items()
+}
 
 
 def mapped_files(process: int | None = None, *, root: Path = Path("/")) -> list[str]:
@@ -130,7 +66,7 @@ def mapped_files(process: int | None = None, *, root: Path = Path("/")) -> list[
 
 
 def own_software() -> ProcessSoftware:
-    """Return this process's libraries, with the versions that they report, and its CPUs."""
+    """Return this process's libraries, with the version that NCCL or RCCL reports, and its CPUs."""
     files: list[str] = []
     # There is no /proc in some containers.
     with suppress(OSError):
@@ -142,25 +78,27 @@ def own_software() -> ProcessSoftware:
     )
 
 
-def libraries_among(files: Sequence[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files, with versions if this process mapped them."""
+def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
+    """Return the known libraries among mapped files; NCCL with its version if this process's."""
     found = []
-    for file in files:
-        path = file.removesuffix(_DELETED)
-        for known, pattern in _FILE_NAMES:
+    for path in (file.removesuffix(_DELETED) for file in files):
+        for name, pattern in _FILE_NAMES.items():
             if pattern.fullmatch(path.rpartition("/")[2]):
-                is_asked = are_own and any(known.parts in each for each in files)
-                version = _version(known, path) if is_asked else None
-                found.append(Library(name=known.name, path=clean(path), version=version))
+                version = _nccl_version(path) if are_own and name in ("NCCL", "RCCL") else None
+                found.append(Library(name=name, path=clean(path), version=version))
     return merged(found)
 
 
-def _version(known: KnownLibrary, path: str) -> str | None:
-    """Return the version that a loaded library reports; None if unknown or not loaded."""
-    # A build may lack the function, and the call may fail.
+def _nccl_version(path: str) -> str | None:
+    """Return the version that this process's NCCL or RCCL reports; None if unknown."""
+    number = ctypes.c_int()
+    # A build may lack the function.
     with suppress(OSError, AttributeError):
-        loaded = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return known.version and clean(known.version(loaded))
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        if library.ncclGetVersion(ctypes.byref(number)) == 0:
+            # Up to NCCL 2.8 a minor version had one digit.
+            major, rest = divmod(number.value, 10_000 if number.value >= 10_000 else 1000)
+            return f"{major}.{rest // 100}.{rest % 100}"
     return None
 
 
