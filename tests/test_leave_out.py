@@ -110,8 +110,8 @@ def test_what_cannot_be_left_out_changes_nothing(nights: list[Path], tmp_path: P
     (tmp_path / "empty").mkdir()
     because = ("--because", "rain")
     for arguments, why in (
-        ((nights[0].parent.parent, *because), "has 9 results files; name a single night"),
-        ((nights[0], tmp_path / "empty", *because), "has 0 results files; name a single night"),
+        ((nights[0].parent.parent, *because), "is a folder; give one of the files in it"),
+        ((nights[0], tmp_path / "empty", *because), "is a folder; give one"),
         ((nights[0], tmp_path / "none", *because), "No such file or directory"),
         ((nights[0], "--because", " "), "say why"),
     ):

@@ -11,7 +11,7 @@ from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
-from gpuscale.cli.nights import read_nights, results_file
+from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import (
     EarlierNights,
@@ -85,8 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
-    if folder:
-        files = [*map(results_file, files)]
     # Read before the search for results, whose error would hide that of the named file.
     content = None if folder else inputs.read_content(before)
     try:

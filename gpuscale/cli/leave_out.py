@@ -5,8 +5,7 @@ from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.base.text import clean, visible
-from gpuscale.cli.inputs import remark, say
-from gpuscale.cli.nights import results_file
+from gpuscale.cli.inputs import remark, results_path, say
 from gpuscale.reports.page import has_index, write_index
 from gpuscale.store.results import leave_out, read_results
 
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file; the runs stay as they are."
     )
     text = "results files, or folders of one night each"
-    parser.add_argument("nights", metavar="NIGHT", type=Path, nargs="+", help=text)
+    parser.add_argument("nights", metavar="NIGHT", type=results_path, nargs="+", help=text)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--because", metavar="TEXT", help="why, such as 'cooling failure'")
     choice.add_argument("--undo", action="store_true", help="let them count again")
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     reason = None if arguments.undo else clean(arguments.because).strip()
     if reason == "":
         raise UsageError("--because: say why, such as 'cooling failure'")
-    files = [results_file(path) for path in arguments.nights]
+    files: list[Path] = arguments.nights
     before = [read_results(path).left_out is None for path in files]
     for path, has_counted in zip(files, before, strict=True):
         leave_out(path, reason)

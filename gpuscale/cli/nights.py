@@ -8,24 +8,13 @@ from pathlib import Path
 from msgspec.structs import force_setattr
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.text import counted, suggestion, visible
+from gpuscale.base.text import visible
 from gpuscale.cli.inputs import RESULTS_NAME, each_run_once, files_below, is_folder, remark
 from gpuscale.records import Configuration, Results
 from gpuscale.store.campaign_folders import NIGHT_JSON, nights_folder, read_night
 from gpuscale.store.results import RESULTS_FOLDER, read_results
 
 _OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{RESULTS_NAME.pattern}", re.DOTALL)
-
-
-def results_file(path: Path) -> Path:
-    """Return the path of a file or of a folder's only results file; otherwise raise a FileError."""
-    files = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else [path]
-    if files == [path] and not path.exists() and is_folder(path.parent):
-        near = suggestion(path.name, [each.name for each in path.parent.iterdir()])
-        raise FileError(path, f"No such file or directory{near}; check the path")
-    if len(files) != 1:
-        raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
-    return files[0]
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
