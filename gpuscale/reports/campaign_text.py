@@ -97,12 +97,11 @@ class SweepView:
 
 def _seen_text(node: NodeVerdict) -> str:
     seen = f"in {node.jobs_slow} of {counted(node.jobs, 'job')}".replace("2 of 2", "both of 2")
-    if node.state is NodeState.SICK:
+    if node.state is NodeState.SICK or node.needs_job:
         return seen
-    if node.needs_job:
-        return f"{seen} so far"
-    proof = "the other nodes differ too much to prove it"
-    return "not seen again" if node.jobs_slow < node.jobs else f"{seen}, but {proof}"
+    if node.jobs_slow < node.jobs:
+        return "not seen again"
+    return f"{seen}, but the other nodes differ too much to prove it"
 
 
 def evidence_of(
