@@ -185,15 +185,6 @@ def test_two_builds_of_one_version_are_named_by_their_places(site: Path) -> None
     assert other.as_uri() in change.text
 
 
-def test_a_package_that_cannot_be_installed_is_named_with_what_to_do(site: Path) -> None:
-    (site / "wheels" / "lens-2-py3-none-any.whl").unlink()
-    found = bisect(site)
-    assert found.returncode == 2
-    *_, problem = found.stderr.splitlines()
-    assert "lens==2" in problem
-    assert problem.endswith("lists (.txt) without it")
-
-
 def test_an_environment_lends_gpuscale_only_what_it_needs(site: Path) -> None:
     python = made_for(environments(site, needs_gpuscale=True))
     code = "import gpuscale.records, pytest, importlib.util as u; print(u.find_spec('hypothesis'))"
@@ -437,11 +428,12 @@ def test_results_of_two_pythons_are_refused(site: Path) -> None:
     assert "uv finds no Python 3.1 for" in found.stderr
 
 
-def test_no_index_or_room_is_said_in_one_line(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_uv_refuses_is_said_in_one_line(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(site / "wheels")
     (site / "wheels").mkdir()
     for more, fault, said in (
-        (("--index-url", "http://127.0.0.1:9/simple"), "", "--wheelhouse DIR"),
+        (("--wheelhouse", "wheels"), "", "you require batcher==1"),
+        (("--index-url", "http://127.0.0.1:9/simple"), "", "or lists (.txt) without it"),
         ((), "error: failed to copy: No space left on device (os error 28)", "free some space"),
     ):
         if fault:

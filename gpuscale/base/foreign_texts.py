@@ -66,7 +66,4 @@ SYSTEM = re.compile(
 )
 """Pattern for failures of a device, network or file system, as opposed to errors in the case."""
 
-NO_INDEX = re.compile(r"error sending request|\bdns error|client error \(Connect\)")
-"""Pattern for uv's error message when it cannot reach the package index."""
-
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpuscale
 from gpuscale.base.errors import UsageError
-from gpuscale.base.foreign_texts import DISK_FULL, NO_INDEX
+from gpuscale.base.foreign_texts import DISK_FULL
 from gpuscale.campaigns.bisection.kinds import (
     Applied,
     Change,
@@ -26,10 +26,6 @@ from gpuscale.records.evidence import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_NOT_OF_A_PACKAGE = {
-    NO_INDEX: "uv cannot reach the index; give --wheelhouse DIR (pip download -r FILE -d DIR)",
-    DISK_FULL: "the disk is full, so uv makes no environment; free some space, and run it again",
-}
 _KEPT = 6
 """Maximum number of environments kept on disk; creating one again takes only seconds."""
 
@@ -118,18 +114,14 @@ class Packages(Kind):
         return sorted(line for line in chosen if line is not None)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return the reason for a failure, or None on success.
-
-        Raise a UsageError if the failure does not depend on the packages.
-        """
+        """Run uv; return the reason for a failure or None; raise a UsageError if a disk is full."""
         command = [self.uv, *arguments, "-q"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.returncode:
             return None
+        if DISK_FULL.search(done.stderr):
+            raise UsageError("the disk is full, so uv makes no environment; free some space")
         causes = [line for line in done.stderr.splitlines() if "hint" not in line]
-        for text, problem in _NOT_OF_A_PACKAGE.items():
-            if text.search(done.stderr):
-                raise UsageError(problem)
         reason = last_line(" ".join(" ".join(causes).split()))
         return reason.removeprefix("error: ").replace(" cause:", ":")
 
