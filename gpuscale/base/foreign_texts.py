@@ -32,13 +32,6 @@ LOST_NODE = re.compile(
 )
 """Pattern for messages of Slurm and Open MPI about a lost node; the group matches its name."""
 
-NO_SCHEDULER = re.compile(
-    r"configuration source|unable to contact|cannot connect to server|unable to send message to"
-    r"|LIM is down|Connection refused",
-    re.IGNORECASE,
-)
-"""Pattern for errors of Slurm, PBS, Grid Engine and LSF if a host cannot reach the scheduler."""
-
 _RANK_PREFIX = r"(?:\[rank\d+\]: ?)?"
 TRACEBACK = re.compile(rf"{_RANK_PREFIX}Traceback \(most recent call last\):")
 """Pattern for the first line of a Python traceback; torch may prefix each line with the rank."""

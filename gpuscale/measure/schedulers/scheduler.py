@@ -13,7 +13,6 @@ from textwrap import indent
 from typing import ClassVar, Literal
 
 from gpuscale.base.errors import SchedulerError
-from gpuscale.base.foreign_texts import NO_SCHEDULER
 from gpuscale.base.host import text_of
 from gpuscale.base.text import visible
 
@@ -183,13 +182,10 @@ class Scheduler(ABC):
             raise SchedulerError(f"{program} {problem}; {remedy}") from None
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
-            if NO_SCHEDULER.search(said):
-                last = visible(said.splitlines()[-1])
-                raise SchedulerError(f"no scheduler answers {program} here ({last}); {elsewhere}")
             raise SchedulerError(
                 f"{program} refused the job:\n{indent(visible(said, multiline=True), '    ')}"
                 "\n    correct what it names by an option such as --partition, --account or "
-                "--time, or in the profile; --print shows what is asked for"
+                f"--time, or in the profile; or {elsewhere}"
             )
         return self.number_in(answer.stdout)
 
