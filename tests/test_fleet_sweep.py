@@ -148,11 +148,15 @@ echo 'JobId=1 JobState=COMPLETED ExitCode=0:0'
     assert {node.state for node in view.nodes} == {"healthy"}
 
 
-def test_a_clock_that_is_an_hour_off_makes_no_node_slow(machine: Machine) -> None:
+def test_a_clock_that_is_an_hour_off_makes_no_node_slow_and_is_named(machine: Machine) -> None:
     """The last node would be compared with the first ones, before the machine became slower."""
     machine.drift, machine.ahead_s = 0.002, {"n19": -3600.0, "n00": 3600.0}
-    view = view_of_sweep(machine.sweep())
+    place = machine.sweep()
+    view = view_of_sweep(place)
     assert {node.state for node in view.nodes} == {"healthy"}
+    text = FLEET_FORMATS["text"](view)
+    assert "clock      n19 is 60 min behind the host" in text
+    assert "clock      n00 is 60 min ahead of the host" in text
 
 
 def test_a_fleet_is_judged_at_its_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,14 +222,16 @@ def view(
         nodes=judge(visits, not_measured={"nid0039": (reason, "<fan>")} if reason else {}),
         evidence={name: "hot"},
         exclude=name,
+        clock_errors_s={"nid0003": -3600.0},
     )
 
 
 def test_a_sick_gpu_is_named_with_what_is_known_of_it() -> None:
-    first, sick, busy, exclude = FLEET_FORMATS["text"](view()).splitlines()
+    first, sick, busy, clock, exclude = FLEET_FORMATS["text"](view()).splitlines()
     assert first == "SICK       1 of 40 nodes; 1 not measured (1 busy)"
     assert sick.startswith("nid0017    −2")
     assert sick.endswith(" %]   GPU 1: hot   in both of 2 jobs")
+    assert clock.startswith("clock      nid0003 is 60 min behind the host of the sweep, whose")
     assert (busy, exclude) == ("busy       nid0039: <fan>", "exclude    nid0017")
 
 

@@ -239,9 +239,11 @@ def view_of_sweep(folder: Path) -> SweepView:
     read = results_of_sweep(folder, record)
     visits = [visit_of(job, results, record.partition) for job, results in read]
     nodes = judge(visits, past_visits(folder, record), record.not_measured())
+    errors_s = {job.node: job.clock_error_s(results) for job, results in read}
     return SweepView(
         record=record,
         nodes=nodes,
         evidence=evidence_of(nodes, [(job.node, results) for job, results in read]),
         exclude=folded(node.node for node in nodes if node.state is NodeState.SICK),
+        clock_errors_s={node: error_s for node, error_s in errors_s.items() if error_s},
     )

@@ -39,6 +39,7 @@ _CODES = {
     NodeState.HEALTHY: (ExitCode.OK, "OK"),
 }
 """Exit code and verdict of a sweep, keyed by state; the first state found on any node decides."""
+_THIS_HOST = "the host of the sweep, whose clock is used; synchronise them (chronyc tracking)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class SweepView:
     """Causes found on sick and unclear nodes by comparison with healthy ones, keyed by node."""
     exclude: str
     """Sick nodes in the format of Slurm's `--exclude`, `nid[0102,0417]`; empty if none is sick."""
+    clock_errors_s: Mapping[str, float]
+    """Seconds by which a node's clock is ahead of the sweep's (negative: behind), keyed by node."""
 
     @property
     def exit_code_and_word(self) -> tuple[ExitCode, str]:
@@ -129,7 +132,7 @@ def evidence_of(
 
 
 def _text(view: SweepView) -> str:
-    """Return the sweep as text: verdict, and nodes not known to be healthy."""
+    """Return the sweep as text: verdict, nodes not known to be healthy, and clock errors."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK
@@ -137,6 +140,9 @@ def _text(view: SweepView) -> str:
         lines.append((label, f"{name}{speed}   {where}"))
     for (reason, detail), names in view.left_out().items():
         lines.append((reason, f"{', '.join(names)}{detail and f': {detail}'}"))
+    for name, error_s in view.clock_errors_s.items():
+        way = "ahead of" if error_s > 0 else "behind"
+        lines.append(("clock", f"{name} is {abs(error_s) / 60:.3g} min {way} {_THIS_HOST}"))
     lines += [("exclude", view.exclude)] if view.exclude else []
     width = max(10, *(len(label) for label, _ in lines))
     return "\n".join(f"{label:{width}} {text}" for label, text in lines)
@@ -153,6 +159,7 @@ def _json(view: SweepView) -> str:
         exclude=view.exclude,
         evidence=view.evidence,
         sweep=view.record,
+        clock_errors_s=view.clock_errors_s,
         nodes=view.nodes,
     )
 

@@ -173,6 +173,12 @@ class SweepJob(Record, frozen=True, kw_only=True):
         """Name of the results file in the folder of the sweep."""
         return f"{self.node}-{self.number}.jsonl"
 
+    def clock_error_s(self, results: Results) -> float:
+        """Return the node's least possible clock error in seconds (> 0: ahead); 0 if negligible."""
+        middle_s = _middle_s(results)
+        error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
+        return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
+
 
 class SweepRecord(Record, frozen=True, kw_only=True):
     """The plan of a sweep and its jobs so far, as stored in `sweep.json`."""
@@ -258,9 +264,8 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
     where, runs = results.environment, [run for run in results.runs if run.is_valid]
     model = " + ".join(where.gpu_names) or where.cpu_model or where.device
     times_s = by_key((row_of(run), run.step_time_s) for run in runs)
-    measured_at_s = statistics.median(run.started_at_s or 0.0 for run in runs)
-    latest_s = (job.ended_at_s or math.inf) + _CLOCKS_DIFFER_S
-    if not job.submitted_at_s - _CLOCKS_DIFFER_S <= measured_at_s <= latest_s:
+    measured_at_s = _middle_s(results)
+    if job.clock_error_s(results):
         # The node's clock is wrong, and the end of the job is the closest known time.
         measured_at_s = job.ended_at_s or job.submitted_at_s
     return NodeVisit(
@@ -277,3 +282,8 @@ def row_of(run: Run) -> FleetRow:
     """Return the row of a run: one per device for single-GPU runs, else one per number of GPUs."""
     devices = run.ranks[0].devices if run.gpus == 1 and run.ranks else ()
     return FleetRow(gpus=run.gpus, device=devices[0] if devices else None)
+
+
+def _middle_s(results: Results) -> float:
+    """Return the median start time of the valid runs as Unix time, by the clock of the node."""
+    return statistics.median(run.started_at_s or 0.0 for run in results.runs if run.is_valid)
