@@ -258,10 +258,15 @@ def test_every_format_tells_the_same_verdict(seen: SweepView, code: int, word: s
 def test_the_page_ranks_the_nodes_and_lists_them_by_name() -> None:
     page = fleet_html(view())
     assert page.count("<circle") == 39
-    assert page.index("<title>nid0017: −2") < page.index("<title>nid0000: ")
-    assert page.count('style="color:var(--loss)"') == 1
-    named = re.findall(r'<th scope="row">(nid\d+)</th>', page)
-    assert named == [f"nid{number:04}" for number in range(40)]
+    assert page.index("nid0017: −2") < page.index("nid0000: ")
+    heights = {row: y for y, row in re.findall(r'y="([\d.]+)"[^>]*>(nid\d+)…</text>', page)}
+    cells = re.findall(r'<title>(nid\d+)[^<]*</title><text x="([\d.]+)" y="([\d.]+)"', page)
+    assert len(cells) == 40
+    assert all(y == heights[name[:-1]] for name, _, y in cells)
+    assert len({(name[-1], x) for name, x, _ in cells}) == 10
+    assert page.count('style="color:var(--loss)"') == 2
+    assert page.count("<title>nid0017: −2") == 2
+    assert re.search(r">−2\d</text>", page)
     assert "&lt;fan&gt;" in page
 
 
@@ -269,7 +274,7 @@ def test_the_page_ranks_the_nodes_and_lists_them_by_name() -> None:
 def test_chromium_shows_all_of_the_page(tmp_path: Path, width: int) -> None:
     seen = seen_in_chromium(fleet_html(view()), width, tmp_path)
     assert (seen.overflow, seen.cut, seen.hidden, seen.unnamed) == (0, [], [], [])
-    assert seen.figures == 1
+    assert seen.figures == 2
 
 
 def test_a_node_is_compared_with_itself_in_earlier_sweeps_of_the_same(tmp_path: Path) -> None:
