@@ -12,19 +12,8 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from builders.nights import (
-    BY_DP,
-    CNN,
-    EPOCH,
-    ON_CPU,
-    RESNET,
-    WELL,
-    Fault,
-    Night,
-    baseline_of,
-    results_of_night,
-    write_night,
-)
+from builders import nights
+from builders.nights import CNN, ON_CPU, RESNET, WELL, Fault, Night, baseline_of, write_night
 from changing import replace
 from command_line import python
 from statements import known
@@ -185,7 +174,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
     "on_cpu": on_both_sides(Fault(computing=1.1), configurations=(ON_CPU,), telemetry=False),
     "both_strategies": on_both_sides(
-        Fault(communication_s=0.01), configurations=(CNN, BY_DP), phases=False
+        Fault(communication_s=0.01), configurations=(CNN, nights.BY_DP), phases=False
     ),
     "two_sizes": on_both_sides(WELL, configurations=(CNN, replace(CNN, size="smoke"))),
     "nothing_in_common": Scenario(now(configurations=(RESNET,))),
@@ -364,7 +353,7 @@ def test_results_are_given_to_other_tools_as_before(name: str, folder: Path) -> 
 
 @pytest.mark.parametrize("name", ["failures", "injected", "without_1_gpu"])
 def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> None:
-    results = results_of_night(NIGHTS[name])
+    results = nights.results_of_night(NIGHTS[name])
     with redirect_stdout(io.StringIO()):
         lines = summary_lines(
             results, folder / "night.jsonl", new_runs=results.runs, interrupted=name == "failures"
@@ -375,13 +364,13 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
 
 def with_history() -> Baseline:
     baseline = baseline_of(THEN)
-    results = [results_of_night(replace(NOW, runs=6, faster=1.1))]
+    results = [nights.results_of_night(replace(NOW, runs=6, faster=1.1))]
     return revised(
         baseline,
         proposals(baseline, results),
         results,
         reason="new driver",
-        at=f"{EPOCH.date()}T09:00:00+00:00",
+        at=f"{nights.EPOCH.date()}T09:00:00+00:00",
         by="operator",
     )
 

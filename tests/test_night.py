@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import builders as make
 import pytest
@@ -9,17 +10,8 @@ from changing import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, MachineError, UsageError
-from gpuscale.campaigns.night.attempt import (
-    FAULT_FILE,
-    UNJUDGED,
-    Attempt,
-    Items,
-    job_exit,
-    night_exit,
-    night_meaning,
-    read_items,
-    report_to_night,
-)
+from gpuscale.campaigns.night import attempt as attempts
+from gpuscale.campaigns.night.attempt import Attempt, Items, job_exit, night_exit, night_meaning
 from gpuscale.measure.launch.collect import joined
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
@@ -36,17 +28,9 @@ def failed(kind: FailureKind, message: str = "rank 1 ended", *, index: int = 1) 
     return replace(make.run(2, None, index=index), failure=failure)
 
 
-def attempt(
-    *runs: Run,
-    exit_code: int = 1,
-    items: Items = ALL_ITEMS,
-    stopped_by: int | None = None,
-    machine: str | None = None,
-) -> Attempt:
+def attempt(*runs: Run, exit_code: int = 1, items: Items = ALL_ITEMS, **more: Any) -> Attempt:
     results = make.results(*runs) if runs else None
-    return Attempt(
-        exit_code=exit_code, stopped_by=stopped_by, items=items, results=results, machine=machine
-    )
+    return Attempt(exit_code=exit_code, items=items, results=results, **more)
 
 
 INFRASTRUCTURE = [
@@ -106,12 +90,12 @@ ITEMS = """<testsuites><testsuite><testcase name="run"/>
 
 def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
-    assert read_items(path) == Items(count=0)
+    assert attempts.read_items(path) == Items(count=0)
     path.write_text("<testsuites><testcase")
-    assert read_items(path) == Items(count=0)
+    assert attempts.read_items(path) == Items(count=0)
     path.write_text(ITEMS)
     left_out = {"3 GPUs here": "GPUs missing", "skipped by itself": ""}
-    assert read_items(path) == Items(count=6, left_out=left_out, uncollected=("test_x",))
+    assert attempts.read_items(path) == Items(count=6, left_out=left_out, uncollected=("test_x",))
 
 
 def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -> None:
@@ -119,9 +103,10 @@ def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -
     with pytest.raises(MachineError) as raised:
         joined({"n1": there, "n2": bare, "n3": bare}, "cuda")
     told = tmp_path / "fault.txt"
-    report_to_night(UsageError("--gpus: 'x' is not a whole number"), {FAULT_FILE: str(told)})
+    place = {attempts.FAULT_FILE: str(told)}
+    attempts.report_to_night(UsageError("--gpus: 'x' is not a whole number"), place)
     assert not told.exists()
-    report_to_night(raised.value, {FAULT_FILE: str(told)})
+    attempts.report_to_night(raised.value, place)
     assert told.read_text().startswith("nothing could be started: torch sees no GPU on n2, n3")
 
 
@@ -169,7 +154,7 @@ def test_the_night_ends_with_the_worst(last: Attempt, codes: dict[int | None, in
         (WELL, 1, 1, "regressed"),
         (STOPPED_AT_THE_END, 0, 0, "ok"),
         (WELL, 4, 4, "nothing comparable was measured"),
-        (WELL, 4, None, UNJUDGED),
+        (WELL, 4, None, attempts.UNJUDGED),
         (NOTHING, 4, None, "nothing was measured"),
         (NOTHING, 2, None, "it could not be run or judged"),
         (TIME_UP, 5, 0, f"not everything was measured; of what was measured: ok; {STOPPED}"),

@@ -10,21 +10,13 @@ import sys
 from pathlib import Path
 
 import builders as make
+import ci_checkout
 import pytest
 from changing import replace
-from ci_checkout import (
-    JOB,
-    REPOSITORY,
-    Night,
-    job_environment,
-    make_checkout,
-    run_night,
-    use_real_pytest,
-    write_program,
-)
+from ci_checkout import Night, job_environment, make_checkout, run_night, write_program
 from commands import is_living
 from hosts import within_limit
-from measuring import run_pytest, write_case
+from measuring import REPOSITORY, run_pytest, write_case
 
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.campaigns.night.attempt import read_items
@@ -62,8 +54,8 @@ def test_a_case_that_cannot_be_imported_is_told_from_an_interrupt_by_real_pytest
     tmp_path: Path, test: str, code: int, pytest_code: int, meaning: str
 ) -> None:
     root = make_checkout(tmp_path)
-    use_real_pytest(root, test)
-    words = f"ci/nightly.sh here {JOB} measure bench_cases compare baselines/arc4.json"
+    ci_checkout.use_real_pytest(root, test)
+    words = f"ci/nightly.sh here {ci_checkout.JOB} measure bench_cases compare baselines/arc4.json"
     night = run_night(words.split(), root, job_environment(root, {}), root).ended(code)
     record = record_of(night)
     assert f"night: {meaning}\nexit: {code}\npytest exit: {pytest_code}\n" in record
@@ -94,7 +86,7 @@ def checkout(tmp_path: Path) -> Path:
 def night_in(checkout: Path, **settings: str) -> Night:
     environment = job_environment(checkout, {"MEASURED": str(checkout / "measured"), **settings})
     environment["PATH"] = f"{checkout}/stand-ins:{environment['PATH']}"
-    words = f"ci/nightly.sh here {JOB} measure x compare baselines/arc4.json"
+    words = f"ci/nightly.sh here {ci_checkout.JOB} measure x compare baselines/arc4.json"
     command = [*words.split(), "--case", "mnist_cnn", "--gpus", "1,2"]
     return run_night(command, checkout, environment, checkout)
 

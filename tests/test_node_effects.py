@@ -97,18 +97,16 @@ def test_a_node_on_the_last_nights_alone_is_not_told_from_the_machine() -> None:
 
 def test_a_node_visited_twice_is_not_judged() -> None:
     nodes = [SLOW if i in (5, 12) else f"nid{i % 5:04}" for i in range(20)]
-    effects, _ = judged(
-        nodes, [0.04 * (node == SLOW) + 0.001 * (i % 3) for i, node in enumerate(nodes)]
-    )
+    values = [0.04 * (node == SLOW) + 0.001 * (i % 3) for i, node in enumerate(nodes)]
+    effects, _ = judged(nodes, values)
     assert {effect.node: effect.speed for effect in effects}[SLOW] is None
 
 
 def test_a_node_that_became_slow_is_slow_from_then_on() -> None:
     rng = random.Random(8)
     nodes = [SLOW if i % 4 == 0 else f"nid{i % 4:04}" for i in range(30)]
-    values = [
-        rng.gauss(0, 0.003) + 0.05 * (node == SLOW and i > 10) for i, node in enumerate(nodes)
-    ]
+    slow = (0.05 * (node == SLOW and i > 10) for i, node in enumerate(nodes))
+    values = [rng.gauss(0, 0.003) + each for each in slow]
     (first, *_), changes = judged(nodes, values)
     assert (first.node, first.slow) == (SLOW, (12, 16, 20, 24, 28))
     assert not changes

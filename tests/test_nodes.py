@@ -15,13 +15,8 @@ from changing import replace
 from commands import free_port
 from slurm_cluster import slurm_cluster
 
-from gpuscale.judge.diagnose.slow_links import (
-    SLOW_COMPUTATION,
-    SLOW_LINK,
-    find_slow,
-    retest_rounds,
-    round_robin,
-)
+from gpuscale.judge.diagnose import slow_links
+from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch.collect import probes_left
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe, Probe
@@ -128,13 +123,7 @@ def test_a_node_is_blamed_for_slow_links_where_more_than_half_of_its_own_are(
 
 
 def test_a_node_is_set_beside_the_others_and_not_beside_itself() -> None:
-    alike = probes(random.Random(5), 3, devices=1)
-    times_s = (1.0, 1.3, 1.5)
-    seen = [
-        replace(p, probes=products(p.host, time_s))
-        for p, time_s in zip(alike, times_s, strict=True)
-    ]
-    (found,) = find_slow(seen)
+    (found,) = find_slow(linked(3, lambda *ends: 0.01, lambda place: ((1.0, 1.3, 1.5)[place],)))
     assert found.hosts == ("n2",)
     assert found.slower == pytest.approx(1.5 / 1.15)
 
@@ -220,10 +209,10 @@ def test_a_link_is_compared_with_the_lower_quartile_of_all() -> None:
 
 @pytest.mark.parametrize(("more", "count"), [(0.0, 0), (0.01, 1)])
 def test_what_takes_as_much_longer_as_is_allowed_is_not_slow(more: float, count: int) -> None:
-    slow_s = SLOW_LINK + more
+    slow_s = slow_links.SLOW_LINK + more
     seen = linked(3, lambda *ends: slow_s if {*ends} == {0, 1} else 1.0)
     assert len(find_slow(seen)) == len(retest_rounds(seen)[-1:]) == count
-    times_s = (1.0, 1.0, SLOW_COMPUTATION + more)
+    times_s = (1.0, 1.0, slow_links.SLOW_COMPUTATION + more)
     seen = [NodeProbe(host=f"n{n}", probes=products(f"n{n}", t)) for n, t in enumerate(times_s)]
     assert len(find_slow(seen)) == count
 

@@ -71,11 +71,8 @@ def test_rates_and_times_of_known_work_have_a_speedup_and_others_have_none(
 def test_a_metric_that_got_worse_regresses_and_a_better_one_improves(metric: OpenMetric) -> None:
     before = results_with(metric, {4: [10.0, 10.01, 9.99, 10.0, 10.02, 9.98]}, job_id="then")
     worse, better = (9.0, 11.0) if metric.more_is_better else (11.0, 9.0)
-    for value, verdict in (
-        (worse, Verdict.REGRESSED),
-        (better, Verdict.IMPROVED),
-        (10.0, Verdict.OK),
-    ):
+    verdicts = {worse: Verdict.REGRESSED, better: Verdict.IMPROVED, 10.0: Verdict.OK}
+    for value, verdict in verdicts.items():
         after = results_with(metric, {4: [value * factor for factor in (1, 1.001, 0.999)]})
         (entry,) = compared(before, after).entries
         assert entry.verdict is verdict
@@ -86,16 +83,12 @@ def test_a_metric_is_judged_exactly_as_a_step_time_of_the_same_runs_is() -> None
     for loss in [0.0, 0.03, 0.06] * 10:
         values = [180 * rng.gauss(1, 0.005) for _ in range(6)]
         values += [180 * rng.gauss(1, 0.005) * (1 - loss) for _ in range(3)]
-        sides = values[:6], values[6:]
-        of_metric = compared(
-            *(results_with(BANDWIDTH, {8: side}, job_id=f"{len(side)}") for side in sides)
-        )
-        of_times = compared(
-            *(
-                builders.measured({8: [1 / value for value in side]}, job_id=f"{len(side)}")
-                for side in sides
-            )
-        )
+        sides = {"then": values[:6], "now": values[6:]}
+        metrics = (results_with(BANDWIDTH, {8: side}, job_id=job) for job, side in sides.items())
+        of_metric = compared(*metrics)
+        inverse = {job: [1 / value for value in side] for job, side in sides.items()}
+        times = (builders.measured({8: side}, job_id=job) for job, side in inverse.items())
+        of_times = compared(*times)
         (found,), (expected,) = of_metric.entries, of_times.entries
         assert (found.verdict, found.change) == (expected.verdict, expected.change)
         verdicts.add(found.verdict)
@@ -104,9 +97,8 @@ def test_a_metric_is_judged_exactly_as_a_step_time_of_the_same_runs_is() -> None
 
 def test_a_unit_that_changes_is_another_measurement() -> None:
     other = OpenMetric(name="busbw_gb_s", unit="Gbit/s", more_is_better=True)
-    comparison = compared(
-        results_with(BANDWIDTH, {4: [45.0, 45.1]}), results_with(other, {4: [45.0, 45.1]})
-    )
+    then, now = (results_with(metric, {4: [45.0, 45.1]}) for metric in (BANDWIDTH, other))
+    comparison = compared(then, now)
     assert comparison.entries[0].verdict is Verdict.INCOMPARABLE
 
 

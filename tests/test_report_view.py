@@ -11,15 +11,9 @@ from changing import replace
 from wcwidth import wcswidth
 
 import gpuscale
-from gpuscale.records import (
-    EntryVerdict,
-    EnvironmentChange,
-    Estimate,
-    QuantityName,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import EntryVerdict, Estimate, QuantityName, Statement, Verdict
 from gpuscale.records.cause import CauseKind, DeviceSymptom, PhaseChange, Remedy
+from gpuscale.records.environment import EnvironmentChange
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, next_step, whole_line
 from gpuscale.reports.cause_words import WORDS as CAUSES

@@ -19,13 +19,7 @@ from gpuscale.measure.telemetry.sampler import SamplesHeader, line_of
 from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.results_file import (
-    Recorder,
-    is_recorded,
-    validate_configurations,
-    validate_environment,
-    with_printed,
-)
+from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment
 from gpuscale.records import Environment, GpuDevice, RunRequest
 from gpuscale.store.results import ResultsWriter, ResumedResults, read_results
 
@@ -164,8 +158,8 @@ def test_a_command_has_the_batch_printed_before(batch_from_output: bool, batch: 
     failed, on_two_gpus = made(1, None, batch_per_gpu=64), made(2, 1.0, batch_per_gpu=16)
     earlier = (failed, on_two_gpus, made(1, 1.0, batch_per_gpu=32))
     asked = request(command=command, batch_per_gpu=None)
-    assert with_printed(asked, earlier).batch_per_gpu == batch
-    assert with_printed(request(), earlier) == request()
+    assert results_file.with_printed(asked, earlier).batch_per_gpu == batch
+    assert results_file.with_printed(request(), earlier) == request()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +173,7 @@ def test_a_command_has_the_batch_printed_before(batch_from_output: bool, batch: 
 )
 def test_options_that_train_in_another_way_are_refused(asked: RunRequest, difference: str) -> None:
     with pytest.raises(UsageError, match=difference):
-        validate_configurations(HERE, [made(1, 1.0)], [request(), asked])
+        results_file.validate_configurations(HERE, [made(1, 1.0)], [request(), asked])
 
 
 def recorder_in(folder: Path, where: Environment, name: str = "night.jsonl") -> Recorder:

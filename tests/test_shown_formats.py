@@ -9,18 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import builders
 import pytest
-from builders import (
-    CNN,
-    baseline,
-    environment,
-    figure,
-    measured,
-    published,
-    results,
-    results_text,
-    run,
-)
+from builders import CNN, baseline, figure, measured, published, results, results_text, run
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from builders.nights import Night, results_of_night
 from changing import replace
@@ -172,7 +163,7 @@ def test_latex_has_columns_only_for_what_differs_between_rows() -> None:
 @pytest.mark.parametrize("noise", [1.01, 1.2])
 @pytest.mark.parametrize("cases", [["mnist_cnn"], ["mnist_cnn", "resnet50"], [HOSTILE]])
 def test_latex_compiles_and_fits_on_a_page(cases: list[str], noise: float, tmp_path: Path) -> None:
-    where = replace(environment(), gpus=(), cpu_model=HOSTILE)
+    where = replace(builders.environment(), gpus=(), cpu_model=HOSTILE)
     means_s = {1: 0.0123, 16: 0.0141, 1024: 0.0191}
     times_s = {n: [mean, mean, mean * noise] for n, mean in means_s.items()}
     runs = [

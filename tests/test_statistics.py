@@ -11,26 +11,10 @@ import scipy
 from scipy import special
 from statements import known
 
-from gpuscale.analysis.estimates import (
-    FURTHER_RUNS,
-    Difference,
-    Sample,
-    Term,
-    difference,
-    difference_of_levels,
-    grouped_log_sample,
-    log_sample,
-)
+from gpuscale.analysis import estimates, probabilities
+from gpuscale.analysis.estimates import Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import Moderated, moderated_term, not_above, not_below, priors_of
-from gpuscale.analysis.probabilities import (
-    benjamini_hochberg,
-    chi_squared_median,
-    crossing_probability,
-    nominal_error,
-    normal_quantile,
-    t_probability,
-    t_quantile,
-)
+from gpuscale.analysis.probabilities import benjamini_hochberg, t_probability, t_quantile
 from gpuscale.records import Estimate
 
 
@@ -94,11 +78,12 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
 
 
 def test_few_further_runs_are_advised_exactly_and_many_in_round_numbers() -> None:
-    assert FURTHER_RUNS[:6] == (1, 2, 3, 4, 5, 6)
-    assert FURTHER_RUNS[6:9] == (8, 10, 12)
-    assert all(runs % 5 == 0 for runs in FURTHER_RUNS[9:])
+    assert estimates.FURTHER_RUNS[:6] == (1, 2, 3, 4, 5, 6)
+    assert estimates.FURTHER_RUNS[6:9] == (8, 10, 12)
+    assert all(runs % 5 == 0 for runs in estimates.FURTHER_RUNS[9:])
     # No more than a third more than are needed.
-    assert all(more <= (fewer + 1) * 4 / 3 for fewer, more in itertools.pairwise(FURTHER_RUNS))
+    pairs = itertools.pairwise(estimates.FURTHER_RUNS)
+    assert all(more <= (fewer + 1) * 4 / 3 for fewer, more in pairs)
 
 
 def test_runs_that_are_all_equal_are_even_odds_and_any_change_of_them_is_certain() -> None:
@@ -115,12 +100,12 @@ def test_a_declared_variance_counts_as_known_exactly() -> None:
 
 def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
     runs, nights = Term(variance=4e-4, df=2), Term(variance=1e-4, df=math.inf)
-    both = difference_of_levels(-0.1, [runs, nights])
+    both = estimates.difference_of_levels(-0.1, [runs, nights])
     expected = math.hypot(0.02 * scipy.stats.t.ppf(0.975, 2), 0.01 * scipy.stats.norm.ppf(0.975))
     assert both.half_width(0.975) == pytest.approx(expected)
-    alone = difference_of_levels(-0.1, [runs, Term(variance=0.0, df=math.inf)])
+    alone = estimates.difference_of_levels(-0.1, [runs, Term(variance=0.0, df=math.inf)])
     assert alone.p_below_zero() == pytest.approx(scipy.stats.t.cdf(-5, 2))
-    assert difference_of_levels(0.1, [None, nights]).p_below_zero() is None
+    assert estimates.difference_of_levels(0.1, [None, nights]).p_below_zero() is None
 
 
 @pytest.mark.parametrize("dfs", [(2, math.inf), (0.37, 7), (1, 1), (30, math.inf)])
@@ -128,7 +113,7 @@ def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
 def test_the_p_of_levels_inverts_their_half_width(dfs: tuple[float, float], ratio: float) -> None:
     parts = (Term(variance=1.0, df=dfs[0]), Term(variance=ratio, df=dfs[1]))
     for distance in (8.0, 20.0, 300.0):
-        both = Difference(value=-distance, parts=parts)
+        both = estimates.Difference(value=-distance, parts=parts)
         p = known(both.p_below_zero())
         assert 0 < p < 0.5
         if p > 1e-12:
@@ -139,7 +124,7 @@ def test_the_p_of_levels_inverts_their_half_width(dfs: tuple[float, float], rati
 @pytest.mark.parametrize(("distance", "is_bound"), [(10.0, False), (25.0, True), (300.0, True)])
 def test_a_p_far_below_all_that_matters_is_an_upper_bound(distance: float, is_bound: bool) -> None:
     parts = (Term(variance=1.0, df=30), Term(variance=1.0, df=math.inf))
-    p = Difference(value=-distance, parts=parts).p_below_zero()
+    p = estimates.Difference(value=-distance, parts=parts).p_below_zero()
     bound = scipy.stats.t.cdf(-distance / math.sqrt(2), 30)
     assert bool(p == pytest.approx(bound, rel=1e-6, abs=0)) is is_bound
 
@@ -152,7 +137,7 @@ def test_wildly_different_runs_give_a_wide_interval_and_no_overflow() -> None:
 
 
 def test_variance_within_groups_leaves_out_what_a_group_shares() -> None:
-    grouped = grouped_log_sample([[1.0, 1.2], [5.0, 5.2], [9.0]])
+    grouped = estimates.grouped_log_sample([[1.0, 1.2], [5.0, 5.2], [9.0]])
     assert (grouped.count, grouped.df) == (5, 2)
     assert (grouped.mean, grouped.variance) == pytest.approx((21.4 / 5, 0.02))
 
@@ -222,20 +207,22 @@ def test_students_distribution_agrees_with_scipy(df: float) -> None:
 @pytest.mark.parametrize("df", [1e7, math.inf])
 def test_many_degrees_of_freedom_are_normal(df: float) -> None:
     assert t_probability(-2.0, df) == pytest.approx(special.ndtr(-2.0), rel=1e-12)
-    assert t_quantile(0.975, df) == normal_quantile(0.975)
-    assert t_quantile(0.975, 0.99e7) == pytest.approx(normal_quantile(0.975), rel=1e-6)
+    normal = probabilities.normal_quantile(0.975)
+    assert t_quantile(0.975, df) == normal
+    assert t_quantile(0.975, 0.99e7) == pytest.approx(normal, rel=1e-6)
 
 
 def test_normal_probabilities_agree_with_scipy_also_far_out() -> None:
     for quantile in (-37.0, -8.0, -1.0, 0.0, 2.0):
         probability = t_probability(quantile, math.inf)
         assert probability == pytest.approx(special.ndtr(quantile), rel=1e-12)
-        back = normal_quantile(probability)
+        back = probabilities.normal_quantile(probability)
         assert back == pytest.approx(quantile, rel=1e-9, abs=1e-9)
 
 
 def test_the_ends_of_the_scale_are_infinite_or_as_far_as_a_square_goes() -> None:
-    assert (normal_quantile(0.0), normal_quantile(1.0)) == (-math.inf, math.inf)
+    assert probabilities.normal_quantile(0.0) == -math.inf
+    assert probabilities.normal_quantile(1.0) == math.inf
     assert t_quantile(0.0, 2) == -1e140
     assert t_quantile(1e-200, 0.37) == -1e140
     assert t_probability(-1e300, 0.37) > 0
@@ -243,7 +230,8 @@ def test_the_ends_of_the_scale_are_infinite_or_as_far_as_a_square_goes() -> None
 
 def test_chi_squared_medians_agree_with_scipy() -> None:
     for df in (0.5, 1, 2, 3, 5, 17, 300, 2000):
-        assert chi_squared_median(df) == pytest.approx(special.chdtri(df, 0.5), rel=1e-9)
+        median = probabilities.chi_squared_median(df)
+        assert median == pytest.approx(special.chdtri(df, 0.5), rel=1e-9)
 
 
 def test_benjamini_hochberg_agrees_with_scipy() -> None:
@@ -284,10 +272,8 @@ def test_a_detectable_loss_is_found_19_times_in_20() -> None:
 
 
 def test_fewer_degrees_of_freedom_detect_less() -> None:
-    losses = [
-        difference(0.0, [Term(variance=1e-4, df=df)]).detectable_loss()
-        for df in (2, 5, 50, math.inf)
-    ]
+    terms = (Term(variance=1e-4, df=df) for df in (2, 5, 50, math.inf))
+    losses = [difference(0.0, [term]).detectable_loss() for term in terms]
     assert all(a is not None and b is not None and a > b for a, b in pairwise(losses))
     assert difference(0.0, [None]).detectable_loss() is None
 
@@ -298,7 +284,7 @@ def test_fewer_degrees_of_freedom_detect_less() -> None:
     [(2, 0.05, 2.178), (5, 0.05, 2.413), (2, 0.01, 2.772), (5, 0.01, 2.986)],
 )
 def test_bounds_are_pococks(analyses: int, two_sided: float, published_bound: float) -> None:
-    bound = NormalDist().inv_cdf(1 - nominal_error(two_sided / 2, 1, analyses))
+    bound = NormalDist().inv_cdf(1 - probabilities.nominal_error(two_sided / 2, 1, analyses))
     assert bound == pytest.approx(published_bound, abs=2e-3)
 
 
@@ -307,4 +293,4 @@ def test_the_chance_to_cross_a_bound_is_that_of_simulated_means() -> None:
     sums = rng.normal(size=(200_000, 8)).cumsum(axis=1)[:, 2:]
     crossed = (sums / np.sqrt(np.arange(3, 9)) > 2.0).any(axis=1).mean()
     shares = [runs / 8 for runs in range(3, 9)]
-    assert crossing_probability(shares, 2.0) == pytest.approx(crossed, abs=0.002)
+    assert probabilities.crossing_probability(shares, 2.0) == pytest.approx(crossed, abs=0.002)

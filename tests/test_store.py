@@ -17,16 +17,10 @@ from gpuscale.base.errors import DecodeError, FileError, UsageError
 from gpuscale.cli.compare import outputs_of
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
+from gpuscale.store import results as results_files
 from gpuscale.store.file_formats import decode_baseline, decode_results
 from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline, write_report
-from gpuscale.store.results import (
-    RESULTS_FOLDER,
-    ResultsWriter,
-    default_results_path,
-    newest_results,
-    read_results,
-    validate_writable,
-)
+from gpuscale.store.results import ResultsWriter, default_results_path, read_results
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
@@ -173,11 +167,11 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no sysfs")
 def test_a_folder_that_takes_no_files_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    validate_writable(tmp_path / "new" / "folder")
+    results_files.validate_writable(tmp_path / "new" / "folder")
     assert not [*tmp_path.iterdir()]
     with pytest.raises(FileError, match=r"^/sys/kernel: \w.*, with --results FILE$"):
         # Root is stopped by no permissions, and cannot write here either.
-        validate_writable(Path("/sys/kernel/.gpuscale/results"))
+        results_files.validate_writable(Path("/sys/kernel/.gpuscale/results"))
 
 
 @pytest.mark.parametrize(("earlier", "mask", "mode"), [(None, 0o027, 0o640), (0o664, 0o077, 0o664)])
@@ -234,11 +228,11 @@ def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> No
         writer(path).close()
     (tmp_path / "zzz.jsonl").write_text("not dated")
     default_results_path(tmp_path, NOW + timedelta(days=1)).mkdir()
-    assert newest_results(tmp_path) == [new, old]
+    assert results_files.newest_results(tmp_path) == [new, old]
 
 
 def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: Path) -> None:
-    path = default_results_path(tmp_path / RESULTS_FOLDER, NOW)
+    path = default_results_path(tmp_path / results_files.RESULTS_FOLDER, NOW)
     path.parent.mkdir(parents=True)
     path.write_text("hours of measuring")
     makefile = ROOT / "Makefile"

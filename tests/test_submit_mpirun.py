@@ -9,19 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import site_folder
 from changing import replace
 from ci_checkout import write_program
 from hosts import Cluster, processes_in
 from sge_cluster import PARALLEL_ENVIRONMENT, sge_cluster
-from site_folder import (
-    BY_ITS_OWN_MPIRUN,
-    ON_EACH_NODE,
-    SUBMIT,
-    make_site,
-    profile_of,
-    record_of,
-    write_cases,
-)
+from site_folder import BY_ITS_OWN_MPIRUN, ON_EACH_NODE, SUBMIT, make_site, write_cases
 from test_launch_mpirun import open_mpi
 
 from gpuscale.store.results import read_results
@@ -49,9 +42,9 @@ echo "    job_state = F"
 echo "    Exit_status = $(cat {folder}/status)"
 """
 PROFILES = {
-    "pbs": profile_of("pbs"),
+    "pbs": site_folder.profile_of("pbs"),
     # A parallel environment asks for nodes in each site's own way, so it is an option here.
-    "sge": profile_of(
+    "sge": site_folder.profile_of(
         "sge",
         node="gpus = 4",
         gpu_option=f"-pe {PARALLEL_ENVIRONMENT} {{gpus}}",
@@ -96,7 +89,7 @@ def test_a_job_measures_across_its_hosts(scheduler: str, cluster: Cluster, tmp_p
         assert "on 4 CPU ranks, 2 nodes with 2 each, launcher mpirun" in answer.stdout
     assert f"ended as {ENDINGS[scheduler]}: ok" in answer.stdout
     (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
-    record = record_of(night)
+    record = site_folder.record_of(night)
     assert (record["night"], {*record["nodes"].split()}) == ("ok", {"n1", "n2"})
     runs = {run.key.case: run for run in read_results(night / "results.jsonl").runs}
     hosts = [rank.host for rank in runs["case"].ranks]

@@ -9,14 +9,8 @@ from changing import replace
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.judge.compare import compare
-from gpuscale.records import (
-    METRICS_BY_NAME,
-    Baseline,
-    EntryKey,
-    ToleranceOverride,
-    Tolerances,
-    Verdict,
-)
+from gpuscale.records import Baseline, EntryKey, ToleranceOverride, Tolerances, Verdict
+from gpuscale.records.metrics import METRICS_BY_NAME
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline
 

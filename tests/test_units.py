@@ -1,13 +1,7 @@
 import pytest
 
-from gpuscale.base.text import (
-    counted,
-    format_bytes,
-    format_percent,
-    format_seconds,
-    rough_percent,
-    significant,
-)
+from gpuscale.base import text as texts
+from gpuscale.base.text import counted, format_bytes, format_percent, format_seconds, significant
 from gpuscale.reports.phrases import to_minutes
 
 
@@ -25,7 +19,7 @@ def test_units_fit_the_size_of_what_they_measure() -> None:
         *("6 min 52 s", "19 h 50 min"),
     ]
     assert [format_bytes(count) for count in (512, 1.5 * 2**30)] == ["512 B", "1.50 GiB"]
-    assert [rough_percent(share) for share in (0.0696, 0.0996, 0.2746, 1.2)] == [
+    assert [texts.rough_percent(share) for share in (0.0696, 0.0996, 0.2746, 1.2)] == [
         *("7.0 %", "10 %", "27 %", "120 %")
     ]
     assert [format_percent(f, signed=True) for f in (-0.0912, 0.02, -0.0001)] == [

@@ -4,46 +4,31 @@ import math
 import random
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
-from builders import (
-    CNN,
-    EXACT,
-    QUIET_NOW,
-    baseline,
-    figure,
-    measured,
-    published,
-    quiet_now,
-    quiet_then,
-    results,
-    run,
-)
+from builders import QUIET_NOW, baseline, figure, measured, quiet_now, quiet_then, results, run
 from changing import replace
 from statements import codes_in
 
+from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
-from gpuscale.judge.stopping import (
-    DecidedVerdict,
-    RowProgress,
-    RowStatus,
-    SequentialPlan,
-    SessionVerdict,
-)
+from gpuscale.judge.stopping import DecidedVerdict, RowStatus, SequentialPlan
 from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Statement, Verdict
 from gpuscale.reports.comparison import view_of
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
+BF16 = replace(builders.CNN, precision="bf16")
 BEFORE = quiet_then(n1=0.1, n2=0.11)
 
 
 def judge_session(
     before: Baseline, now: Results, plan: SequentialPlan = PLAN, **measured: Any
-) -> SessionVerdict:
+) -> stopping.SessionVerdict:
     return DecidedVerdict(baseline=before, plan=plan, **measured).verdict_after(now)
 
 
-def _row(step: SessionVerdict, gpus: int) -> RowProgress:
+def _row(step: stopping.SessionVerdict, gpus: int) -> stopping.RowProgress:
     (found,) = [each for each in step.entries if each.entry.key.gpus == gpus]
     return found
 
@@ -101,7 +86,7 @@ def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
-    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
+    before = replace(quiet_then(n1=0.1), tolerances=builders.EXACT)
     times = [0.112, 0.1121, 0.1119, *(0.1 * f for f in QUIET_NOW[:5])]
     first = judge_session(before, measured({1: times[:3]}))
     assert _row(first, 1).suspected_after == 3
@@ -114,7 +99,7 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
 
 @pytest.mark.parametrize(("fresh_s", "is_confirmed"), [(0.1015, False), (0.106, True)])
 def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed: bool) -> None:
-    before = replace(quiet_then(n1=0.1), tolerances=EXACT)
+    before = replace(quiet_then(n1=0.1), tolerances=builders.EXACT)
     now = measured({1: [*(0.106 * f for f in QUIET_NOW[:3]), fresh_s]})
     at_once = judge_session(before, now, SequentialPlan(fewest_runs=4, most_runs=4))
     assert _row(at_once, 1).status is RowStatus.CONFIRMED
@@ -134,10 +119,9 @@ def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
 
 def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
     before = quiet_then(n1=0.1, n2=0.11, n4=0.12)
-    other = replace(CNN, precision="bf16")
     now = results(
         *(run(1, 0.1 * f) for f in QUIET_NOW[:3]),
-        *(run(2, 0.11 * f, configuration=other) for f in QUIET_NOW[:3]),
+        *(run(2, 0.11 * f, configuration=BF16) for f in QUIET_NOW[:3]),
         *(run(4, None) for _ in range(3)),
         *(run(8, 0.13 * f) for f in QUIET_NOW[:3]),
     )
@@ -178,9 +162,8 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
         assert ended.headline == compared.headline
         assert "every GPU lost" in ended.headline[0][1]
         assert [row.numbers for row in ended.rows] == [row.numbers for row in compared.rows]
-        assert [each[:2] for each in ended.explanations] == [
-            each[:2] for each in compared.explanations
-        ]
+        said = ([each[:2] for each in view.explanations] for view in (ended, compared))
+        assert next(said) == next(said)
 
 
 def test_runs_made_after_many_failures_are_looked_at() -> None:
@@ -212,9 +195,9 @@ def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
-    other = [replace(each, configuration=replace(CNN, precision="bf16")) for each in BEFORE.runs]
+    other = [replace(each, configuration=BF16) for each in BEFORE.runs]
     both = replace(BEFORE, runs=(*BEFORE.runs, *other))
-    step = judge_session(both, quiet_now(3, n1=0.1, n2=0.11), configurations=[CNN])
+    step = judge_session(both, quiet_now(3, n1=0.1, n2=0.11), configurations=[builders.CNN])
     assert {each.entry.verdict for each in step.entries} == {Verdict.OK}
     assert {(each.status, each.analysed_after) for each in step.entries} == {(RowStatus.SETTLED, 3)}
     assert (step.needs_runs, step.comparison.exit_code) == (frozenset(), 0)
@@ -227,7 +210,7 @@ def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
 
 
 def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> None:
-    before = published(figure(1, time_s=100.0), figure(2, time_s=55.0))
+    before = builders.published(figure(1, time_s=100.0), figure(2, time_s=55.0))
     slow = [0.1 * f for f in QUIET_NOW], [0.16 * f for f in QUIET_NOW]
     first, second = (
         judge_session(before, measured({1: slow[0][:runs], 2: slow[1][:runs]})) for runs in (3, 4)
