@@ -29,10 +29,7 @@ from gpuscale.store.results import leave_out, read_results
 Report = Callable[..., str]
 UNJUDGED = "not judged yet"
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
-NIGHTS = [
-    Night(job=str(4700 + number), day=number - 10, configurations=(CNN, RESNET))
-    for number in range(6)
-]
+NIGHTS = [Night(job=f"470{n}", day=n - 10, configurations=(CNN, RESNET)) for n in range(6)]
 THROTTLED = Night(
     job="4801",
     configurations=(CNN, RESNET),
@@ -201,9 +198,8 @@ def test_the_index_and_the_history_call_a_night_by_the_name_of_its_folder(tmp_pa
     named = gpuscale("history", tmp_path).stdout
     assert "last      2026-09-21 14:15, node1, job 2, folder 2026-09-21_2" in named
     # Alone on its date, a night is called by the date with which the name of its folder begins.
-    assert [*history_of([read_results(tmp_path / "2026-09-21_1" / "results.jsonl")]).names] == [
-        "2026-09-21"
-    ]
+    alone = history_of([read_results(tmp_path / "2026-09-21_1" / "results.jsonl")])
+    assert [*alone.names] == ["2026-09-21"]
 
 
 def test_chromium_shows_all_of_a_page_at_every_width(report: Report, tmp_path: Path) -> None:
@@ -243,10 +239,10 @@ def contrast(one: str, other: str) -> float:
 
 def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [
+    red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
@@ -302,19 +298,11 @@ def test_machines_are_named_on_both_sides_and_only_what_differs_is_marked() -> N
     assert "devices" in alone
 
 
-def series(faster: float) -> list[Results]:
-    """Return twelve nights of which the last four are faster by a factor."""
-    return [
-        results_of_night(
-            Night(job=str(day), day=day, faster=faster if day >= 8 else 1.0, gpus=(1, 2))
-        )
-        for day in range(12)
-    ]
-
-
 @pytest.mark.parametrize(("faster", "tone"), [(0.8, "loss"), (1.25, "pass")])
 def test_the_changes_of_nights_are_marked_as_losses_or_gains(faster: float, tone: str) -> None:
-    found = series(faster)
+    factors = [1.0] * 8 + [faster] * 4
+    made = (Night(job=str(n), day=n, faster=each, gpus=(1, 2)) for n, each in enumerate(factors))
+    found = [*map(results_of_night, made)]
     section = known(nights(Subject(results=found, history=history_of(found))))
     assert {block.tone for block in section.blocks} == {tone}
     assert section.title == "History"

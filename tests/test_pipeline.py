@@ -100,14 +100,8 @@ def sized(case: TrainingCase) -> TrainingCase:
     return case
 
 
-def training_of(
-    case: TrainingCase, gpus: int, strategy: PipelineStrategy | None = None, **fields: object
-) -> Training:
-    """Return the training of this rank, which joins the process group if no strategy is given."""
-    asked = request_of(case, gpus, **fields)
-    strategy = strategy or PipelineStrategy(asked)
-    case.size = case.named_size(None)
-    return Training(case, asked, strategy, batches_of(case, gpus))
+def training_of(case: TrainingCase, asked: RunRequest, strategy: PipelineStrategy) -> Training:
+    return Training(sized(case), asked, strategy, batches_of(case, asked.gpus))
 
 
 def request_of(case: TrainingCase, gpus: int, **fields: object) -> RunRequest:
@@ -132,9 +126,11 @@ def left_in(model: nn.Module) -> list[list[float]]:
 def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precision: str) -> None:
     """Train on a batch, verify it, verify it again with lost gradients, and time the waits."""
     take_place(rank, port, count)
-    training = training_of(Blocks(), count, precision=precision)
-    strategy, model = training.strategy, training.model
-    assert isinstance(strategy, PipelineStrategy)
+    asked = request_of(Blocks(), count, precision=precision)
+    # It joins the process group.
+    strategy = PipelineStrategy(asked)
+    training = training_of(Blocks(), asked, strategy)
+    model = training.model
     first = copy.deepcopy(model.state_dict())
     # torch 2.6 learns the shapes between stages by a forward pass of zeros.
     training.step()
@@ -150,7 +146,7 @@ def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precisi
     idle = []
     for micro_batches in (1, 8) if count == 2 else ():
         strategy._micro_batches, strategy._schedule = micro_batches, None
-        training = training_of(slow, count, strategy)
+        training = training_of(slow, request_of(slow, count), strategy)
         idle.append(min(idle_share(training) for _ in range(3)))
     said.append(verdict(training))
     answer(queue, strategy, left, said, idle)
@@ -220,9 +216,8 @@ def test_stages_are_cut_so_that_the_costliest_costs_least() -> None:
     assert cut([4, 1, 1, 1, 4], 3) == (0, 1, 4)
     assert cut([1, 2, 3], 3) == (0, 1, 2)
     case = sized(Blocks())
-    kinds = [
-        [type(block).__name__ for block in stage] for stage in stages_of(case, case.model(), 3)
-    ]
+    stages = stages_of(case, case.model(), 3)
+    kinds = [[type(block).__name__ for block in stage] for stage in stages]
     # What has no parameter stays with what comes before it.
     assert kinds == [["Sequential", "ReLU"], ["Sequential", "Flatten"], ["Linear", "Linear"]]
 

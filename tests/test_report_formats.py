@@ -81,7 +81,7 @@ RULES: dict[str, tuple[dict[str, str], str]] = {
     "properties": ({}, r"(property )*"),
     "property": ({"name": TOKEN, "value": ANY_TEXT}, ""),
     "testcase": (
-        {"name": TOKEN, "classname": TOKEN, "time": DECIMAL},
+        dict.fromkeys(("name", "classname"), TOKEN) | {"time": DECIMAL},
         r"((failure|error|skipped) )?",
     ),
     **dict.fromkeys(("failure", "error"), PROBLEM),
@@ -170,11 +170,9 @@ def test_both_formats_read_every_row_with_labels_of_its_own() -> None:
     samples = read(f"{openmetrics(of_several_configurations())}\n")
     found = {"cluster": "ARC4", "case": "mnist_cnn", "strategy": "ddp", "gpus": "2"}
     bf16 = {**found, "precision": "bf16"}
-    times = [
-        value(samples, "gpuscale_step_time_seconds", **bf16, batch_per_gpu=batch)
-        for batch in ("128", "256")
-    ]
-    assert times == pytest.approx([0.05, 0.09])
+    for batch, time_s in (("128", 0.05), ("256", 0.09)):
+        found_s = value(samples, "gpuscale_step_time_seconds", **bf16, batch_per_gpu=batch)
+        assert found_s == pytest.approx(time_s)
     fp32 = {**found, "precision": "fp32"}
     assert value(samples, "gpuscale_speedup_ratio", **fp32) == pytest.approx(2)
     assert value(samples, "gpuscale_baseline_speedup_ratio", **fp32) == pytest.approx(2)
@@ -192,12 +190,8 @@ def test_faults_on_purpose_never_go_into_the_series_of_the_cluster() -> None:
 def test_a_row_has_one_verdict_and_the_whole_its_exit_code(verdict: Verdict) -> None:
     shown = comparison(entry(verdict, case='a"b\\c\n{d}'))
     samples = read(f"{openmetrics(view(shown))}\n")
-    of_verdicts = {
-        dict(labels)["verdict"]: its
-        for (name, labels), its in samples.items()
-        if name == "gpuscale_verdict"
-    }
-    assert of_verdicts == {each.value: float(each is verdict) for each in Verdict}
+    for each in Verdict:
+        assert value(samples, "gpuscale_verdict", verdict=each.value) == float(each is verdict)
     assert value(samples, "gpuscale_exit_code", cluster="ARC4") == shown.exit_code
 
 

@@ -64,9 +64,8 @@ def test_whatever_shows_numbers_of_a_command_shows_the_command(tmp_path: Path) -
 
 def test_published_figures_stand_beside_measured_ones() -> None:
     own = baseline({1: [0.1], 2: [0.11]})
-    told = published(
-        figure(1, time_s=145.0), figure(2, time_s=84.5), figure(8, samples_per_s=900.0, nodes=2)
-    )
+    figures = (figure(1, time_s=145.0), figure(2, time_s=84.5))
+    told = published(*figures, figure(8, samples_per_s=900.0, nodes=2))
     both = replace(own, published=told.published, source=told.source)
     rows = document(shown(both, steps=3600))["rows"]
     assert [row["kind"] for row in rows] == ["published"] * 3 + ["measured"] * 2
@@ -95,11 +94,8 @@ def test_a_comparison_is_a_line_for_each_row() -> None:
     lines = lines_of(formats.csv(view(told, "data=5ms")))
     assert [line["verdict"] for line in lines] == [each.verdict for each in told.entries]
     lost = next(line for line in lines if line["verdict"] == "regressed")
-    assert [float(lost[f"change{end}"]) for end in ("", "_low", "_high")] == [
-        -0.077,
-        -0.091,
-        -0.062,
-    ]
+    change = [float(lost[f"change{end}"]) for end in ("", "_low", "_high")]
+    assert change == [-0.077, -0.091, -0.062]
     assert lost["finding"] == "scaling loss"
     assert lost["injections"] == "data=5ms"
     missing = next(line for line in lines if line["verdict"] == "missing")
@@ -112,10 +108,8 @@ def test_a_comparison_is_a_line_for_each_row() -> None:
 
 
 def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
-    content = measured(
-        {1: [0.1, 0.101], 2: [0.11, 0.111], 4: [0.12, 0.121]},
-        configuration=replace(CNN, case=HOSTILE),
-    )
+    times_s = {1: [0.1, 0.101], 2: [0.11, 0.111], 4: [0.12, 0.121]}
+    content = measured(times_s, configuration=replace(CNN, case=HOSTILE))
     text = rendered("latex", shown(content, steps=100_000))
     assert re.search("GPUs & +step time & +samples/s & +speedup & +efficiency & +GPU-hours", text)
     # The caption has what all rows share, which needs no column.
@@ -152,9 +146,8 @@ def test_latex_has_columns_only_for_what_differs_between_rows() -> None:
     assert "published figures from" in alone
     assert "interval" not in alone
     both = replace(published(figure(4, time_s=30.0)), runs=baseline({1: [0.1]}).runs)
-    assert re.search(
-        r"kind +&.*published +&.*measured +&", rendered("latex", shown(both)), re.DOTALL
-    )
+    of_both = rendered("latex", shown(both))
+    assert re.search(r"kind +&.*published +&.*measured +&", of_both, re.DOTALL)
     with pytest.raises(FileError, match="no run was recorded"):
         rendered("latex", shown(results()))
 
@@ -166,16 +159,11 @@ def test_latex_compiles_and_fits_on_a_page(cases: list[str], noise: float, tmp_p
     where = replace(builders.environment(), gpus=(), cpu_model=HOSTILE)
     means_s = {1: 0.0123, 16: 0.0141, 1024: 0.0191}
     times_s = {n: [mean, mean, mean * noise] for n, mean in means_s.items()}
-    runs = [
-        made
-        for case in cases
-        for made in measured(times_s, configuration=replace(CNN, case=case)).runs
-    ]
+    each_case = [measured(times_s, configuration=replace(CNN, case=case)) for case in cases]
+    runs = [run for content in each_case for run in content.runs]
     text = rendered("latex", shown(results(*runs, where=where), steps=10**6))
-    document = (
-        r"\documentclass{article}\usepackage{booktabs}"
-        f"\n\\begin{{document}}\n{text}\n\\end{{document}}\n"
-    )
+    beginning = "\\documentclass{article}\\usepackage{booktabs}\n\\begin{document}"
+    document = f"{beginning}\n{text}\n\\end{{document}}\n"
     (tmp_path / "table.tex").write_text(document, encoding="utf-8")
     made = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
