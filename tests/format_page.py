@@ -122,9 +122,8 @@ def _type_words(described: Any) -> str:
     if isinstance(described, types.Metadata):
         return _type_words(described.type)
     if isinstance(described, types.UnionType):
-        return " or ".join(
-            _type_words(each) for each in described.types if not isinstance(each, types.NoneType)
-        )
+        known = (each for each in described.types if not isinstance(each, types.NoneType))
+        return " or ".join(map(_type_words, known))
     if isinstance(described, types.StructType):
         return f"`{described.cls.__name__}`"
     if isinstance(described, types.VarTupleType):

@@ -32,6 +32,9 @@ _OF_A_JOB = ("SLURM", "SBATCH", "SALLOC", "SRUN", "OMPI", "PMI", "SGE", "GPUSCAL
 # What a pytest that is killed started is killed as well.
 _TIED = ("setpriv", "--pdeathsig", "KILL", "--")
 
+Answer = subprocess.CompletedProcess[str]
+Started = subprocess.Popen[bytes]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -46,7 +49,7 @@ class Host:
 
     def start(
         self, *command: str, folder: Path, log: Path, environment: Mapping[str, str]
-    ) -> "subprocess.Popen[bytes]":
+    ) -> Started:
         """Start a command on this host; both of its streams go to `log`."""
         place = ["nsenter", "--target", str(self.pid), "--all", f"--wd={folder}", "--"]
         with log.open("wb") as output:
@@ -60,9 +63,7 @@ class Host:
                 preexec_fn=heed_interrupts,
             )
 
-    def run(
-        self, *command: str, folder: Path, environment: Mapping[str, str]
-    ) -> "subprocess.CompletedProcess[str]":
+    def run(self, *command: str, folder: Path, environment: Mapping[str, str]) -> Answer:
         """Run a command on this host; its output holds both streams."""
         with tempfile.TemporaryDirectory() as kept:
             log = Path(kept) / "log"
@@ -128,7 +129,7 @@ class Cluster:
 
     def start(
         self, *command: str, folder: Path, log: Path, environment: Mapping[str, str] | None = None
-    ) -> "subprocess.Popen[bytes]":
+    ) -> Started:
         """Start a command on the login host; both of its streams go to `log`."""
         variables = {**self.environment, **(environment or {})}
         return self.login.start(*command, folder=folder, log=log, environment=variables)
@@ -139,7 +140,7 @@ class Cluster:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         on: Host | None = None,
-    ) -> "subprocess.CompletedProcess[str]":
+    ) -> Answer:
         """Run a command on a host, the login host by default; its output holds both streams."""
         variables = {**self.environment, **(environment or {})}
         host = on or self.login
@@ -255,9 +256,7 @@ def start_hosts(
     return [login, *hosts]
 
 
-def ended(
-    answer: "subprocess.CompletedProcess[str]", exit_code: int = 0
-) -> "subprocess.CompletedProcess[str]":
+def ended(answer: Answer, exit_code: int = 0) -> Answer:
     assert answer.returncode == exit_code, answer.stdout
     return answer
 

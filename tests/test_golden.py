@@ -104,6 +104,10 @@ def with_fault(**changes: object) -> tuple[Night]:
     return now(fault=Fault(**changes))  # type: ignore[arg-type] # any field of a fault
 
 
+def faulty(**changes: object) -> Scenario:
+    return Scenario(with_fault(**changes))
+
+
 def then(**changes: object) -> Callable[[], Baseline]:
     return lambda: baseline_of(replace(THEN, **changes))
 
@@ -111,6 +115,10 @@ def then(**changes: object) -> Callable[[], Baseline]:
 def on_both_sides(fault: Fault, /, **changes: object) -> Scenario:
     """Nights that share these changes, of which that of tonight has a fault."""
     return Scenario(now(fault=fault, **changes), baseline=then(**changes))
+
+
+def failing(failures: Mapping[tuple[int, int], Failure]) -> Scenario:
+    return Scenario(now(failures=failures))
 
 
 def published_baseline() -> Baseline:
@@ -132,14 +140,14 @@ def published_throughputs() -> Baseline:
 against_arc4 = partial(Scenario, baseline=published_baseline)
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now()),
-    "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82)),
+    "single_gpu_clocks": faulty(computing=1.22, clock=0.82),
     "clocks_of_a_command": on_both_sides(Fault(computing=1.22, clock=0.82), **OF_COMMAND),
-    "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=ONE)),
-    "slow_rank": Scenario(with_fault(computing=1.22, ranks=ONE)),
-    "communication_on_4": Scenario(with_fault(communication_s=0.020, gpus=ON_4, nvlinks=5)),
-    "fault_without_loss": Scenario(with_fault(pcie_width=8)),
-    "bad_device": Scenario(with_fault(computing=1.22, clock=0.82, device=2)),
-    "memory_errors": Scenario(with_fault(communication_s=0.020, ecc_uncorrected=2, device=3)),
+    "late_data_one_rank": faulty(data_s=0.020, ranks=ONE),
+    "slow_rank": faulty(computing=1.22, ranks=ONE),
+    "communication_on_4": faulty(communication_s=0.020, gpus=ON_4, nvlinks=5),
+    "fault_without_loss": faulty(pcie_width=8),
+    "bad_device": faulty(computing=1.22, clock=0.82, device=2),
+    "memory_errors": faulty(communication_s=0.020, ecc_uncorrected=2, device=3),
     "environment": Scenario(
         now(
             fault=Fault(computing=1.1),
@@ -154,7 +162,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
     ),
     "no_evidence": on_both_sides(Fault(computing=1.1), phases=False, telemetry=False),
-    "only_reference_faster": Scenario(with_fault(computing=0.9, gpus=ONE)),
+    "only_reference_faster": faulty(computing=0.9, gpus=ONE),
     "improved": Scenario(now(faster=1.1)),
     "unlikely_gain": Scenario(now(faster=3.0)),
     "slow_rank_of_an_open_row": on_both_sides(
@@ -189,19 +197,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     "published_incomparable": against_arc4(
         now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2))
     ),
-    "too_few_valid_runs": Scenario(
-        now(failures={(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED})
-    ),
-    "failed_runs": Scenario(now(failures={(4, run): KILLED for run in (1, 2, 3)})),
-    "all_failed": Scenario(
-        now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)})
-    ),
-    "all_unsteady": Scenario(now(failures={(2, run): UNSTEADY for run in (1, 2, 3)})),
+    "too_few_valid_runs": failing({(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED}),
+    "failed_runs": failing({(4, run): KILLED for run in (1, 2, 3)}),
+    "all_failed": failing({(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)}),
+    "all_unsteady": failing({(2, run): UNSTEADY for run in (1, 2, 3)}),
     "injected": Scenario(now(fault=Fault(data_s=0.020), injections=("data=20ms",))),
-    "more_exposed_communication": Scenario(
-        with_fault(communication_s=0.0045, gpus=ON_4, computing=0.96)
-    ),
-    "more_energy": Scenario(with_fault(energy=1.2, gpus=ON_4)),
+    "more_exposed_communication": faulty(communication_s=0.0045, gpus=ON_4, computing=0.96),
+    "more_energy": faulty(energy=1.2, gpus=ON_4),
     "many_nights": Scenario(
         with_fault(communication_s=0.010), baseline=lambda: baseline_of(*ALLOCATIONS)
     ),

@@ -120,10 +120,18 @@ def test_usage_errors_come_first(tmp_path: Path, arguments: list[str], message: 
     assert not (tmp_path / ".gpuscale").exists()
 
 
+FORGOTTEN = "@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n"
+
+
 @pytest.mark.parametrize(
     ("cases", "arguments", "message"),
     [
         (["class Case(Tiny):\n    pass"] * 2, [], "::Case; rename one"),
+        (
+            [f"Case = Tiny\n\n{FORGOTTEN}"],
+            [],
+            "test_forgotten has a gpuscale mark but measures nothing",
+        ),
         (
             ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],
             ["--size", "huge"],
@@ -135,7 +143,7 @@ def test_usage_errors_come_first(tmp_path: Path, arguments: list[str], message: 
             "'slow-rank=1:1.2' would never happen: no item that was chosen has a rank 1",
         ),
     ],
-    ids=["namesakes", "unknown size", "a rank that dp does not have"],
+    ids=["namesakes", "no scaling", "unknown size", "a rank that dp does not have"],
 )
 def test_items_that_cannot_be_measured_together_are_refused_before_any_is(
     tmp_path: Path, cases: list[str], arguments: list[str], message: str
@@ -241,13 +249,3 @@ def test_a_case_without_the_strategy_is_skipped(tmp_path: Path) -> None:
     assert "case has no size 'smoke'; it has big" in session.output
     assert "nothing was measured" in session.output
     assert not (tmp_path / ".gpuscale").exists()
-
-
-def test_a_marked_test_that_takes_no_scaling_is_refused_and_does_not_pass(tmp_path: Path) -> None:
-    write_case(tmp_path, "class Case(Tiny): ...", name="test_marked.py")
-    path = tmp_path / "test_marked.py"
-    path.write_text(
-        f"{path.read_text()}\n\n@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n"
-    )
-    session = run_pytest(tmp_path, *ON_CPU).ended(4)
-    assert "test_forgotten has a gpuscale mark but measures nothing" in session.output

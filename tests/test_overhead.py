@@ -40,9 +40,8 @@ def run_of(ratios: list[float], *, step_s: float = 0.05) -> OverheadRun:
 
 def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[OverheadRun]:
     draw = random.Random(seed)
-    return [
-        run_of([truth * math.exp(draw.gauss(0, noise)) for _ in range(20)]) for _ in range(runs)
-    ]
+    ratios = ([truth * math.exp(draw.gauss(0, noise)) for _ in range(20)] for _ in range(runs))
+    return [*map(run_of, ratios)]
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:

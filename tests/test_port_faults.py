@@ -58,9 +58,8 @@ CHECK = "check cable, switch port and adapter"
 def test_a_port_is_compared_with_its_namesakes_on_other_nodes() -> None:
     alike = [node(f"n{number}", PORT) for number in range(1, 4)]
     assert texts(*alike) == []
-    assert texts(*alike, node("n4", SLOW)) == [
-        f"n4 mlx5_0 port 1 runs at 200 Gb/s, others like it at 400: {CHECK}"
-    ]
+    (four,) = texts(*alike, node("n4", SLOW))
+    assert four == f"n4 mlx5_0 port 1 runs at 200 Gb/s, others like it at 400: {CHECK}"
     (two,) = texts(node("n1", PORT), node("n2", replace(PORT, width=1)))
     assert two.startswith("n2 mlx5_0 port 1 has 1 lanes, others like it 4")
     # The port of each node that leads to the storage.

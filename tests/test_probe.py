@@ -104,20 +104,17 @@ def test_a_device_that_the_baseline_lacks_is_set_beside_all_of_its_devices() -> 
 
 def test_a_device_is_slower_by_more_than_2_percent_and_than_the_others_differ() -> None:
     levels = [1.00, 1.02, 0.98, 1.01]
-    before = [
-        Probe(name=MATRIX, host="a", device=f"GPU {n}", rates=(level, level))
-        for n, level in enumerate(levels)
-    ]
+    one = Probe(name=MATRIX, host="a", device="GPU 0", rates=(1.0,))
+    before = [replace(one, device=f"GPU {n}", rates=(r, r)) for n, r in enumerate(levels)]
     logs = [math.log(level) for level in levels]
     half = scipy.stats.t.ppf(0.975, 3) * statistics.stdev(logs) * math.sqrt(1 + 1 / 4)
     for new, is_slower in ((0.93, True), (0.96, False)):
-        probe = Probe(name=MATRIX, host="b", device="GPU 0", rates=(new, new))
-        (change,) = probe_changes(before, [probe])
+        (change,) = probe_changes(before, [replace(one, host="b", rates=(new, new))])
         expected = math.log(new) - statistics.fmean(logs) + half
         assert known(change.change.high) == pytest.approx(math.expm1(expected))
         assert change.is_slower is is_slower
     # Of a single device in the baseline nothing is known of others; what is known is still judged.
-    unlike = Probe(name=MATRIX, host="b", device="GPU 0", rates=(0.9, 0.9))
+    unlike = replace(one, host="b", rates=(0.9, 0.9))
     (change,) = probe_changes(before[:1], [unlike, before[0]])
     assert change.probe == before[0]
     # Less than 2 percent may be sure and is not worth a word.

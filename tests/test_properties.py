@@ -28,14 +28,8 @@ SUMMARIES = st.builds(
     st.none() | st.floats(0, 1e5),
     st.floats(0, 1),
 )
-RANKS = st.lists(
-    st.tuples(
-        st.none() | SECONDS,
-        st.none() | st.builds(Phases, **dict.fromkeys(Phases.__struct_fields__, SECONDS)),
-    ),
-    min_size=1,
-    max_size=3,
-)
+PHASES = st.builds(Phases, **dict.fromkeys(Phases.__struct_fields__, SECONDS))
+RANKS = st.lists(st.tuples(st.none() | SECONDS, st.none() | PHASES), min_size=1, max_size=3)
 
 
 @st.composite

@@ -108,11 +108,8 @@ def test_every_cause_has_words(code: str) -> None:
     line = whole_line(cause, "cuda")
     assert ": " in line
     assert "None" not in line
-    assert evidence(cause) == (
-        "forward 10.0 ms → 20.0 ms",
-        "GPU-A: 79 new NVLink errors",
-        "torch 2.11 → 2.12",
-    )
+    counted = "GPU-A: 79 new NVLink errors"
+    assert evidence(cause) == ("forward 10.0 ms → 20.0 ms", counted, "torch 2.11 → 2.12")
 
 
 @pytest.mark.parametrize("code", NEXT_STEPS)

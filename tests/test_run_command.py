@@ -217,18 +217,16 @@ ACROSS_NODES = [
 
 
 @pytest.mark.parametrize(
-    ("nodes", "typed", "launch", "on_gpu", "is_refused"),
+    ("nodes", "typed", "launch", "on_gpu", "refused"),
     [(number, *each) for number, of in ((0, ON_ONE_NODE), (2, ACROSS_NODES)) for each in of],
 )
-def test_a_constant_command_fails(
-    nodes: int, typed: str, launch: str, on_gpu: bool, is_refused: bool
-) -> None:
+def test_constants_fail(nodes: int, typed: str, launch: str, on_gpu: bool, refused: bool) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
     gpus = tuple(GpuDevice(index=index, name="A100") for index in range(2 * on_gpu))
     found = tuple(Node(host=f"n{number}", cpu_count=2, gpus=gpus) for number in range(nodes))
     there = Environment(device="cuda" if on_gpu else "cpu", nodes=found)
     validate_scaling(case, {4}, there)
-    with pytest.raises(CaseError, match="; write ") if is_refused else nullcontext():
+    with pytest.raises(CaseError, match="; write ") if refused else nullcontext():
         validate_scaling(case, {1, 2, 4}, there)
 
 

@@ -166,9 +166,8 @@ def header(*, gpus: bool = False, load: HostLoad = IDLE, **given: Any) -> str:
 
 
 def test_a_session_begins_with_the_devices_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert header(gpus=True) == (
-        f"gpuscale {__version__}: {environment().hardware_label}, NCCL (device: cuda)"
-    )
+    hardware = environment().hardware_label
+    assert header(gpus=True) == f"gpuscale {__version__}: {hardware}, NCCL (device: cuda)"
     on_cpus = f"on {cpu_environment().hardware_label} (device: cpu)"
     assert header() == (
         f"gpuscale {__version__}: no GPU found, measuring CPU ranks over gloo, 3 threads a rank, "

@@ -148,10 +148,8 @@ def test_unreadable_files_are_refused(tmp_path: Path, read: Callable[[Path], obj
 def test_bytes_that_are_not_utf8_are_placed(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b'{"format": "\xff"}')
-    assert (
-        refusal(read, path)
-        == f"{path}:1: byte 13: is not UTF-8 text; unpack it, or save it as UTF-8"
-    )
+    problem = "byte 13: is not UTF-8 text; unpack it, or save it as UTF-8"
+    assert refusal(read, path) == f"{path}:1: {problem}"
 
 
 def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:

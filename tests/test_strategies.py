@@ -71,9 +71,8 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 def answers_of(count: int, work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
     port = free_port()
     queue: Queue[tuple[Any, ...]] = FORKED.Queue()
-    ranks = [
-        FORKED.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)
-    ]
+    places = [(rank, port, queue, *shared) for rank in range(count)]
+    ranks = [FORKED.Process(target=work, args=arguments) for arguments in places]
     for process in ranks:
         process.start()
     try:

@@ -97,10 +97,8 @@ def test_a_line_that_is_still_being_written_is_left_out(samples: Path) -> None:
 
 
 def test_a_field_that_was_not_read_each_time_carries_the_reason(samples: Path) -> None:
-    never = tick(
-        1.0, aaaa=Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
-    )
-    gpu = one(samples, never * 2, intervals=[(0, 9)])
+    reading = Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
+    gpu = one(samples, tick(1.0, aaaa=reading) * 2, intervals=[(0, 9)])
     assert gpu.values == {"utilization_mean": 0.5}
     assert "power: Not Supported" in gpu.absent
     lost = Reading(absent={"utilization": "GPU is lost"})

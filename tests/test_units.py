@@ -40,11 +40,8 @@ def test_a_word_has_its_plural_unless_there_is_one_of_it() -> None:
 
 
 def test_moments_are_told_to_the_minute_unless_two_collide() -> None:
-    one, other, later = (
-        f"vm 2026-11-21T23:0{tail}+00:00" for tail in ("7:11.248", "7:12", "8:59.1")
-    )
-    assert to_minutes(f"{one}, {later}, {one}") == (
-        "vm 2026-11-21 23:07, vm 2026-11-21 23:08, vm 2026-11-21 23:07"
-    )
+    times = ("07:11.248", "07:12", "08:59.1")
+    one, other, later = (f"vm 2026-11-21T23:{time}+00:00" for time in times)
+    assert to_minutes(f"{one}, {later}") == "vm 2026-11-21 23:07, vm 2026-11-21 23:08"
     assert to_minutes(f"{one} and {other}") == "vm 2026-11-21 23:07:11 and vm 2026-11-21 23:07:12"
     assert to_minutes("job 4711, night.jsonl") == "job 4711, night.jsonl"

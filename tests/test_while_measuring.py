@@ -212,9 +212,8 @@ def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
 def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> None:
     before = builders.published(figure(1, time_s=100.0), figure(2, time_s=55.0))
     slow = [0.1 * f for f in QUIET_NOW], [0.16 * f for f in QUIET_NOW]
-    first, second = (
-        judge_session(before, measured({1: slow[0][:runs], 2: slow[1][:runs]})) for runs in (3, 4)
-    )
+    looks = (measured({1: slow[0][:runs], 2: slow[1][:runs]}) for runs in (3, 4))
+    first, second = (judge_session(before, now) for now in looks)
     assert _row(first, 2).status is RowStatus.NEEDS_RUNS
     assert _row(first, 2).suspected_after == 3
     assert _row(first, 2).entry.verdict is Verdict.INCONCLUSIVE

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Mutation = Callable[[random.Random, bytes], bytes]
+Change = Callable[[Any, str | int], None]
 
 # What json.dumps cannot write stands in for itself until the text is complete.
 RAW = {
@@ -119,9 +120,7 @@ def mutated(rng: random.Random, content: bytes) -> bytes:
     return content
 
 
-def _in_a_document(
-    rng: random.Random, content: bytes, change: Callable[[Any, str | int], None]
-) -> bytes:
+def _in_a_document(rng: random.Random, content: bytes, change: Change) -> bytes:
     """The file with one of its JSON documents changed; unchanged where there is none."""
     text = content.decode("utf-8", errors="replace")
     documents = [text] if text.startswith("{\n") else text.split("\n")
