@@ -4,13 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
 
 import pytest
+from command_line import ran
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # In a frame, since a window of Chromium has a least width that is more than a phone's.
@@ -85,9 +85,7 @@ def seen_in_chromium(page: str, width: int, folder: Path) -> Seen:
     frame.write_text(_FRAME.format(width=width, page=escape(page)))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     options += [f"--user-data-dir={folder / 'profile'}", "--window-size=1700,1000", "--dump-dom"]
-    done = subprocess.run(
-        [program, *options, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = ran(program, *options, frame.as_uri(), timeout=120)
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -7,7 +7,6 @@ schedulers. Results and baselines are real, and so is the comparison.
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import builders as make
 from changing import replace
+from command_line import ran
 from warm_sessions import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration
@@ -195,13 +195,5 @@ def run_script(root: Path, script: str, *, verdict: int = 0, **settings: str) ->
 
 
 def run_night(command: list[str], cwd: Path, environment: Mapping[str, str], root: Path) -> Night:
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = ran(*command, cwd=cwd, env=environment, timeout=TIMEOUT_S)
     return Night(exit_code=done.returncode, output=done.stdout + done.stderr, root=root)

@@ -8,6 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -37,20 +38,21 @@ def gpuscale(
     return CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def ran(*words: object, **more: Any) -> "CompletedProcess[str]":
+    """Run a program to its end, however it ends; `more` is for `subprocess.run`."""
+    command = [str(word) for word in words]
+    answer: CompletedProcess[str]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, **more)
+    return answer
+
+
 def python(*arguments: object, **variables: str) -> "CompletedProcess[str]":
     return python_in(Path.cwd(), *arguments, **variables)
 
 
 def python_in(folder: Path, *arguments: object, **variables: str) -> "CompletedProcess[str]":
     """Run Python in a process and a folder of its own, with further variables."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(sys.executable, *arguments, cwd=folder, env={**os.environ, **variables})
 
 
 def refusal(

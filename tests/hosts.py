@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from command_line import ran
 from measuring import heed_interrupts
 
 LIMIT_S = 600.0
@@ -210,13 +211,8 @@ def _reason_against(programs: Sequence[str], packages: str) -> str | None:
         return f"{missing[0]} is missing (Debian: {packages} iproute2)"
     if os.geteuid() != 0:
         return "needs root: hosts are made of network namespaces"
-    tried = subprocess.run(
-        [*_NEW_NAMESPACES, "ip", "link", "add", "gpuscale0", "type", "bridge"],
-        env=outside_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    making = ("ip", "link", "add", "gpuscale0", "type", "bridge")
+    tried = ran(*_NEW_NAMESPACES, *making, env=outside_environment())
     return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
 
 

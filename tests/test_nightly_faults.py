@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import REPOSITORY
-from command_line import python
+from command_line import python, ran
 from measuring import pytest_command, run_pytest, write_case
 from warm_sessions import TIMEOUT_S
 
@@ -29,8 +29,7 @@ QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     """A small file system in memory; the test is skipped if it cannot be mounted."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    tried = ran("mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
     if tried.returncode != 0:
         pytest.skip(f"cannot mount a file system here (needs root): {tried.stderr.strip()}")
     try:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders.network_tree import infiniband, write
 from changing import replace
+from command_line import ran
 from hosts import Cluster, skip_without_hosts
 from measuring import emulated_gpus
 from slurm_cluster import TWO_NODES, slurm_cluster
@@ -113,9 +113,8 @@ def test_the_doctor_of_one_machine_shows_ports_and_faults(tmp_path: Path, driver
     write(tmp_path, ("sys/devices/system/node/node0/cpulist", "0-9999"))
     see = " && ".join(f"mount --bind {tmp_path}/sys/{place} /sys/{place}" for place in PLACES)
     doctor = f"{sys.executable} -m gpuscale doctor"
-    command = ["unshare", "--mount", "sh", "-c", f"{see} && exec {doctor}"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    answer = ran("unshare", "--mount", "sh", "-c", f"{see} && exec {doctor}", env=environment)
     assert answer.returncode == 1, answer.stderr
     assert "port      mlx5_0 port 1 (infiniband): active, 400 Gb/s\n" in answer.stdout
     assert "mlx5_1 port 1 runs at 200 Gb/s, others like it at 400" in answer.stdout

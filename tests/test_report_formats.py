@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -10,6 +9,7 @@ import pytest
 from builders import CNN, baseline, environment, results, run
 from builders.comparisons import comparison, entry, noted, of_each_verdict, peak_memory, told, view
 from changing import replace
+from command_line import ran
 from statements import known
 
 from gpuscale.base.errors import ExitCode
@@ -201,7 +201,5 @@ def test_promtool_finds_nothing_to_complain_about(shown: View) -> None:
     if program is None:
         pytest.skip("promtool is not on PATH (Debian: prometheus)")
     text = f"{openmetrics(shown)}\n"
-    checked = subprocess.run(
-        [program, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
+    checked = ran(program, "check", "metrics", input=text)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

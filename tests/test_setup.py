@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import REPOSITORY, write_program
-from command_line import python_in
+from command_line import python_in, ran
 from measuring import run_pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -55,8 +55,7 @@ def checkout(tmp_path: Path) -> Path:
 def make(checkout: Path, *words: str, without: str = "") -> None:
     # MAKEFLAGS would hand the LATEST=1 of `make test LATEST=1` on to this make.
     variables = {"PATH": "/usr/bin:/bin", "WITHOUT": without}
-    command = ["make", *words]
-    subprocess.run(command, cwd=checkout, env=variables, check=True, capture_output=True)
+    assert ran("make", *words, cwd=checkout, env=variables).returncode == 0
 
 
 def set_up(checkout: Path, *variables: str, without: str = "", target: str = "setup") -> list[str]:
@@ -124,8 +123,7 @@ def test_bench_measures_chosen_cases(checkout: Path, variables: list[str], measu
 
 
 def test_bench_names_the_cases_for_one_that_does_not_exist(checkout: Path) -> None:
-    command = ["make", "bench", "PYTHON=./python", "CASES=mnist gpt"]
-    answer = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)
+    answer = ran("make", "bench", "PYTHON=./python", "CASES=mnist gpt", cwd=checkout)
     assert answer.returncode == 2
     assert "there is no case mnist; choose from all gpt mnist_cnn " in answer.stderr
     # Nothing was installed for it.
@@ -203,8 +201,7 @@ def gpuscale(
     python: Path, *words: str, cwd: Path, variables: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command, env = [str(python.with_name("gpuscale")), *words], {**own, **(variables or {})}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    return ran(python.with_name("gpuscale"), *words, cwd=cwd, env={**own, **(variables or {})})
 
 
 def test_the_wheel_judges_without_torch(light: Path, tmp_path: Path) -> None:

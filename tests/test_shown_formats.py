@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from builders import CNN, baseline, figure, measured, published, results, result
 from builders.comparisons import comparison, entry, of_each_verdict, peak_memory, view
 from builders.nights import Night, results_of_night
 from changing import replace
-from command_line import ARC4, gpuscale, refusal
+from command_line import ARC4, gpuscale, ran, refusal
 
 from gpuscale.analysis.steps import PHASES
 from gpuscale.base.errors import FileError
@@ -165,15 +164,8 @@ def test_latex_compiles_and_fits_on_a_page(cases: list[str], noise: float, tmp_p
     beginning = "\\documentclass{article}\\usepackage{booktabs}\n\\begin{document}"
     document = f"{beginning}\n{text}\n\\end{{document}}\n"
     (tmp_path / "table.tex").write_text(document, encoding="utf-8")
-    made = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=120,
-    )
+    words = ("pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex")
+    made = ran(*words, cwd=tmp_path, errors="replace", timeout=120)
     assert made.returncode == 0, made.stdout
     if HOSTILE not in cases:
         assert "Overfull" not in made.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.network_tree import as_ordinary_user
 from changing import replace
-from command_line import ARC4, TWO_CPU_RANKS, gpuscale, python
+from command_line import ARC4, TWO_CPU_RANKS, gpuscale, python, ran
 from format_page import example
 
 from gpuscale.base.errors import DecodeError, FileError, UsageError
@@ -236,8 +236,7 @@ def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: 
     makefile = ROOT / "Makefile"
 
     def make(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = ["make", "-f", str(makefile), *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return ran("make", "-f", makefile, *words, cwd=tmp_path)
 
     assert make("clean").returncode == 0
     asked = make("clean-results")
