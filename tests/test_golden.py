@@ -92,8 +92,12 @@ OF_COMMAND = {
     "configurations": (replace(CNN, strategy="command", command="torchrun train.py {batch}"),),
     "phases": False,
 }
-ON_4, ONE = frozenset({4}), frozenset({1})
 ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
+PAIRS = [replace(night, runs=2) for night in ALLOCATIONS]
+ON_4, ONE = frozenset({4}), frozenset({1})
+FINE = ToleranceOverride(gpus=4, margin=0.02)
+WIDE = Tolerances(margin=0.1, ok_bound=0.15, overrides=(FINE,))
+OF_MEMORY = ToleranceOverride(gpus=4, metric="peak_memory_bytes", margin=0.1)
 
 
 def now(**changes: object) -> tuple[Night]:
@@ -108,8 +112,12 @@ def faulty(**changes: object) -> Scenario:
     return Scenario(with_fault(**changes))
 
 
+def of(*nights: Night, **changes: object) -> Callable[[], Baseline]:
+    return lambda: baseline_of(*nights, **changes)
+
+
 def then(**changes: object) -> Callable[[], Baseline]:
-    return lambda: baseline_of(replace(THEN, **changes))
+    return of(replace(THEN, **changes))
 
 
 def on_both_sides(fault: Fault, /, **changes: object) -> Scenario:
@@ -137,6 +145,7 @@ def published_throughputs() -> Baseline:
     return replace(plain, published=tuple(figures))
 
 
+LOST_METRIC = "lost_metric_beside_inconclusive_time"
 against_arc4 = partial(Scenario, baseline=published_baseline)
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now()),
@@ -204,47 +213,26 @@ SCENARIOS: Mapping[str, Scenario] = {
     "injected": Scenario(now(fault=Fault(data_s=0.020), injections=("data=20ms",))),
     "more_exposed_communication": faulty(communication_s=0.0045, gpus=ON_4, computing=0.96),
     "more_energy": faulty(energy=1.2, gpus=ON_4),
-    "many_nights": Scenario(
-        with_fault(communication_s=0.010), baseline=lambda: baseline_of(*ALLOCATIONS)
-    ),
+    "many_nights": Scenario(with_fault(communication_s=0.010), of(*ALLOCATIONS)),
     "nights_of_uneven_runs": Scenario(
         now(runs=2, fault=Fault(computing=1.06)),
-        baseline=lambda: baseline_of(
-            *(replace(night, runs=1 + number % 3) for number, night in enumerate(ALLOCATIONS))
-        ),
+        of(*(replace(night, runs=1 + n % 3) for n, night in enumerate(ALLOCATIONS))),
     ),
     "nights_some_without_1_gpu": Scenario(
         now(runs=5),
-        baseline=lambda: baseline_of(
-            *(
-                replace(night, gpus=(2, 4) if number > 3 else (1, 2, 4), runs=2)
-                for number, night in enumerate(ALLOCATIONS)
-            )
-        ),
+        of(*PAIRS[:4], *(replace(night, gpus=(2, 4)) for night in PAIRS[4:])),
     ),
     "ends_of_different_nights": Scenario(
         (replace(NOW, gpus=(1,)), replace(NOW, job="2002", day=31, gpus=(2, 4))),
-        baseline=lambda: baseline_of(
-            replace(THEN, gpus=(1,)), replace(THEN, job="1002", gpus=(2, 4), runs=7)
-        ),
+        of(replace(THEN, gpus=(1,)), replace(THEN, job="1002", gpus=(2, 4), runs=7)),
     ),
-    "wide_tolerances": Scenario(
-        with_fault(computing=1.08),
-        baseline=lambda: baseline_of(
-            THEN,
-            tolerances=Tolerances(
-                margin=0.1, ok_bound=0.15, overrides=(ToleranceOverride(gpus=4, margin=0.02),)
-            ),
-        ),
-    ),
+    "wide_tolerances": Scenario(with_fault(computing=1.08), of(THEN, tolerances=WIDE)),
     "noise_between_rows": Scenario(
         now(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET), runs=4),
         baseline=then(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET)),
     ),
     "several_files": Scenario((NOW, replace(NOW, job="2002", day=31, fault=Fault(computing=1.1)))),
-    "lost_metric_beside_inconclusive_time": Scenario(
-        now(fault=Fault(memory=1.5), deviations={4: 0.08})
-    ),
+    LOST_METRIC: Scenario(now(fault=Fault(memory=1.5), deviations={4: 0.08})),
 }
 
 
@@ -256,7 +244,7 @@ IN_JSON = (
 )
 IN_ALL = (
     *("nothing_in_common", "published_inconsistent", "all_failed", "injected"),
-    "lost_metric_beside_inconclusive_time",
+    LOST_METRIC,
 )
 SUFFIXES = {"json": "json", "markdown": "md", "junit": "xml"}
 
@@ -367,28 +355,17 @@ def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> N
 def with_history() -> Baseline:
     baseline = baseline_of(THEN)
     results = [nights.results_of_night(replace(NOW, runs=6, faster=1.1))]
-    return revised(
-        baseline,
-        proposals(baseline, results),
-        results,
-        reason="new driver",
-        at=f"{nights.EPOCH.date()}T09:00:00+00:00",
-        by="operator",
-    )
+    at = f"{nights.EPOCH.date()}T09:00:00+00:00"
+    changes = proposals(baseline, results)
+    return revised(baseline, changes, results, reason="new driver", at=at, by="operator")
 
 
 BASELINES: Mapping[str, Callable[[], Baseline]] = {
     "measured": then(),
     "two_cases": then(configurations=(CNN, RESNET)),
-    "several_nights": lambda: baseline_of(*ALLOCATIONS),
+    "several_nights": of(*ALLOCATIONS),
     "with_history": with_history,
-    "with_tolerances": lambda: baseline_of(
-        THEN,
-        tolerances=Tolerances(
-            margin=0.03,
-            overrides=(ToleranceOverride(gpus=4, metric="peak_memory_bytes", margin=0.1),),
-        ),
-    ),
+    "with_tolerances": of(THEN, tolerances=Tolerances(margin=0.03, overrides=(OF_MEMORY,))),
 }
 
 

@@ -30,12 +30,8 @@ Report = Callable[..., str]
 UNJUDGED = "not judged yet"
 FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
 NIGHTS = [Night(job=f"470{n}", day=n - 10, configurations=(CNN, RESNET)) for n in range(6)]
-THROTTLED = Night(
-    job="4801",
-    configurations=(CNN, RESNET),
-    fault=Fault(computing=1.3, device=2, clock=0.7),
-    environment={"driver_version": "580.1"},
-)
+UPGRADED = Night(job="4801", environment={"driver_version": "580.1"}, configurations=(CNN, RESNET))
+THROTTLED = replace(UPGRADED, fault=Fault(computing=1.3, device=2, clock=0.7))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from builders import cpu_environment, phases, rank_report, request, run, window
+from builders import CNN, cpu_environment, phases, rank_report, request, run, window
 from changing import replace
 from measuring import run_pytest, write_case
 from statements import known
@@ -26,21 +26,13 @@ from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, validate_micro_batches
-from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
+from gpuscale.records import Phases, Run, RunRequest, with_measured
 from gpuscale.reports.show.step_parts import budget_lines, phase_lines
 from gpuscale.store.results import read_results
 
 SHAPE = (3, 8, 8)
-PIPELINE = Configuration(
-    case="blocks",
-    strategy="pipeline",
-    device="cpu",
-    size="smoke",
-    precision="fp32",
-    scaling="weak",
-    data="synthetic",
-    micro_batches=4,
-)
+ON_CPU = replace(CNN, case="blocks", device="cpu", size="smoke")
+PIPELINE = replace(ON_CPU, strategy="pipeline", micro_batches=4)
 
 
 class Blocks(TrainingCase):
@@ -105,12 +97,8 @@ def training_of(case: TrainingCase, asked: RunRequest, strategy: PipelineStrateg
 
 
 def request_of(case: TrainingCase, gpus: int, **fields: object) -> RunRequest:
-    return request(
-        gpus,
-        configuration=replace(PIPELINE, **fields),
-        batch_per_gpu=case.batch,
-        sample_shape=case.sample_shape,
-    )
+    of_case = {"batch_per_gpu": case.batch, "sample_shape": case.sample_shape}
+    return request(gpus, configuration=replace(PIPELINE, **fields), **of_case)
 
 
 def batches_of(case: TrainingCase, gpus: int) -> Batches:

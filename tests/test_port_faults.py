@@ -18,16 +18,8 @@ from gpuscale.judge.diagnose.symptoms import find_port_faults
 from gpuscale.records import NodeProbe
 from gpuscale.records.ports import Port
 
-PORT = Port(
-    name="mlx5_0 port 1",
-    kind="infiniband",
-    model="15b3:1021",
-    state="active",
-    rate_gbit_s=400,
-    width=4,
-    pcie_gt_s=32,
-    pcie_width=16,
-)
+ADAPTER = Port(name="mlx5_0 port 1", kind="infiniband", model="15b3:1021", state="active")
+PORT = replace(ADAPTER, rate_gbit_s=400, width=4, pcie_gt_s=32, pcie_width=16)
 SLOW = replace(PORT, rate_gbit_s=200)
 DOWN = replace(PORT, state="down", rate_gbit_s=10)
 ETHERNET = Port(name="eth1", kind="ethernet", model="8086:1572", state="up", rate_gbit_s=10)

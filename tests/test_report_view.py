@@ -51,10 +51,9 @@ def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None
     # What disturbs T(1) and S(n) is one sentence too.
     uneven = Statement.of("baseline_runs_differ", deviation=0.05)
     small = Estimate(value=-0.03, low=-0.08, high=0.02)
-    reasons = [
-        Statement.of("loss_not_excluded", quantity=name, change=small, ok_bound=0.05, remedy=uneven)
-        for name in (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
-    ]
+    facts = {"change": small, "ok_bound": 0.05, "remedy": uneven}
+    quantities = (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
+    reasons = [Statement.of("loss_not_excluded", quantity=each, **facts) for each in quantities]
     rows = [replace(row, reason=why) for row, why in zip(open_rows, reasons, strict=False)]
     assert text_of(view(comparison(*rows))).count("the baseline's runs differ") == 1
 
@@ -74,14 +73,9 @@ def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> N
 
 def test_what_to_do_next_is_said_once() -> None:
     other = replace(ALL_REDUCE, remedy=Remedy("storage"))
-    lost = [
-        entry(Verdict.REGRESSED, gpus=gpus, causes=causes)
-        for gpus, causes in (
-            (2, [ALL_REDUCE, ALL_REDUCE]),
-            (4, [other, ALL_REDUCE]),
-            (8, [replace(ALL_REDUCE, remedy=None)]),
-        )
-    ]
+    without = replace(ALL_REDUCE, remedy=None)
+    causes = {2: [ALL_REDUCE, ALL_REDUCE], 4: [other, ALL_REDUCE], 8: [without]}
+    lost = [entry(Verdict.REGRESSED, gpus=gpus, causes=own) for gpus, own in causes.items()]
     shown = view(comparison(*lost))
     steps = [cause.next_step for found in shown.explanations for cause in found.causes]
     assert [step for step in steps if step] == [next_step(other)]
