@@ -67,12 +67,9 @@ def truth(kind: str, changes: int, loss: float, rng: random.Random) -> Truth:
         both = frozenset({first, second})
         needed = 2 if kind == "together" else 1
         return Truth(both, lambda applied: loss * (len(applied & both) >= needed))
-    losses = {
-        "one": {first: loss},
-        "two": {first: loss, second: loss},
-        "three": {first: loss, second: loss, third: loss},
-        "partial": {first: 3 * loss, second: loss},
-    }[kind]
+    count = {"one": 1, "two": 2, "three": 3, "partial": 2}[kind]
+    losses = dict.fromkeys((first, second, third)[:count], loss)
+    losses[first] = 3 * loss if kind == "partial" else loss
     return Truth(frozenset(losses), additive(losses))
 
 

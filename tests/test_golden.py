@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import nights
@@ -92,7 +93,9 @@ OF_COMMAND = {
     "configurations": (replace(CNN, strategy="command", command="torchrun train.py {batch}"),),
     "phases": False,
 }
+CPU_RANKS: Mapping[str, Any] = {"configurations": (ON_CPU,), "telemetry": False}
 ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
+BOTH = (CNN, nights.BY_DP)
 PAIRS = [replace(night, runs=2) for night in ALLOCATIONS]
 ON_4, ONE = frozenset({4}), frozenset({1})
 FINE = ToleranceOverride(gpus=4, margin=0.02)
@@ -189,23 +192,21 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
-    "on_cpu": on_both_sides(Fault(computing=1.1), configurations=(ON_CPU,), telemetry=False),
+    "on_cpu": on_both_sides(Fault(computing=1.1), **CPU_RANKS),
     "both_strategies": on_both_sides(
-        Fault(communication_s=0.01), configurations=(CNN, nights.BY_DP), phases=False
+        Fault(communication_s=0.01), phases=False, configurations=BOTH
     ),
     "two_sizes": on_both_sides(WELL, configurations=(CNN, replace(CNN, size="smoke"))),
     "nothing_in_common": Scenario(now(configurations=(RESNET,))),
     "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
     "other_batch": Scenario(now(batch=64)),
-    "other_machine": Scenario(now(configurations=(ON_CPU,), telemetry=False)),
+    "other_machine": Scenario(now(**CPU_RANKS)),
     "other_placement": Scenario(now(gpus_per_node=2)),
     "two_nodes": on_both_sides(Fault(communication_s=0.015, gpus=frozenset({8})), gpus=(1, 4, 8)),
     "published_consistent": against_arc4(now(gpus=(1, 2))),
     "published_inconsistent": against_arc4(now(gpus=(1, 2), fault=Fault(communication_s=0.080))),
     "published_throughput_missed": Scenario(now(gpus=(1, 2)), baseline=published_throughputs),
-    "published_incomparable": against_arc4(
-        now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2))
-    ),
+    "published_incomparable": against_arc4(now(**CPU_RANKS, gpus=(1, 2))),
     "too_few_valid_runs": failing({(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED}),
     "failed_runs": failing({(4, run): KILLED for run in (1, 2, 3)}),
     "all_failed": failing({(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)}),

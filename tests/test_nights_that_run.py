@@ -62,10 +62,9 @@ def test_a_case_that_cannot_be_imported_is_told_from_an_interrupt_by_real_pytest
     assert ("not collected: bench_cases.test_mnist_cnn\n" in record) == (code == 2)
 
 
-BROKEN = replace(
-    make.run(2, None, index=4),
-    failure=Failure(kind="killed", message="rank 1 on n2 was killed by SIGKILL", rank=1, host="n2"),
-)
+SIGKILL = "rank 1 on n2 was killed by SIGKILL"
+KILLED = Failure(kind="killed", message=SIGKILL, rank=1, host="n2")
+BROKEN = replace(make.run(2, None, index=4), failure=KILLED)
 
 
 def results_of(checkout: Path, name: str, step_time_s: float, *further: Run) -> None:
@@ -181,11 +180,8 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_to_go_on(checkou
     (checkout / "measured.1").unlink()
     (checkout / "measured.1.exit").unlink()
     collecting = "exit code 4 is expected until 4 nights are kept (exit 4); kept in"
-    for job, words in (
-        (1, f"night 1 of 4; {collecting}"),
-        (3, f"night 3 of 4; {collecting}"),
-        (5, "'compare --history .gpuscale/"),
-    ):
+    told = {n: f"night {n} of 4; {collecting}" for n in (1, 3)}
+    for job, words in {**told, 5: "'compare --history .gpuscale/"}.items():
         for old in range(1, job):
             folder = checkout / f".gpuscale/nightly/here/2026-01-0{old}_{old}"
             folder.mkdir(parents=True, exist_ok=True)

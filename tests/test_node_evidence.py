@@ -307,10 +307,8 @@ def test_enroots_container_is_named_without_its_job(folder: str, name: str, tmp_
 
 def nodes(*governors: str, **others: str) -> list[NodeEvidence]:
     """Return a node for each governor: n1, n2, and so on."""
-    return [
-        NodeEvidence(host=f"n{number}", settings={"governor": governor, **others})
-        for number, governor in enumerate(governors, start=1)
-    ]
+    settings = [{"governor": governor, **others} for governor in governors]
+    return [NodeEvidence(host=f"n{n}", settings=each) for n, each in enumerate(settings, start=1)]
 
 
 def test_a_setting_is_named_in_words_and_one_that_is_unknown_is_no_change() -> None:

@@ -259,13 +259,11 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     )
     directory.probe_request.write(request)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LATE, str(tmp_path), str(late_s)],
-            env={**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": "2"},
-        )
-        for rank, late_s in enumerate((0.0, 2.0))
-    ]
+    ranks = []
+    for rank, late_s in enumerate((0.0, 2.0)):
+        own = {**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": "2"}
+        words = [sys.executable, "-c", LATE, str(tmp_path), str(late_s)]
+        ranks.append(subprocess.Popen(words, env=own))
     # The first rank keeps the store of the group.
     assert ranks[0].wait(240) == 0
     assert directory.probe(1).path.exists()

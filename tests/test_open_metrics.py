@@ -29,10 +29,14 @@ EPOCH = OpenMetric(name="epoch_s", unit="s", more_is_better=False, scaling="stro
 WEAK = OpenMetric(name="step_s", unit="s", more_is_better=False, scaling="weak")
 
 
+def configuration_of(metric: OpenMetric) -> Configuration:
+    return Configuration(case="site", strategy=metric.name, device="cuda", metric=metric)
+
+
 def results_with(
     metric: OpenMetric, values: Mapping[int, Sequence[float]], *, job_id: str = "now"
 ) -> Results:
-    configuration = Configuration(case="site", strategy=metric.name, device="cuda", metric=metric)
+    configuration = configuration_of(metric)
     runs = (
         Run(configuration=configuration, gpus=gpus, index=index, measured={metric.name: value})
         for gpus, of_gpus in values.items()
@@ -105,13 +109,7 @@ def test_a_unit_that_changes_is_another_measurement() -> None:
 def test_values_of_zero_and_below_and_unnamed_metrics_are_refused() -> None:
     for measured in ({"busbw_gb_s": 0.0}, {"busbw_gb_s": -1.0}, {"other": 1.0}):
         with pytest.raises(FieldError):
-            Run(
-                configuration=Configuration(
-                    case="site", strategy="busbw_gb_s", device="cuda", metric=BANDWIDTH
-                ),
-                gpus=1,
-                measured=measured,
-            )
+            Run(configuration=configuration_of(BANDWIDTH), gpus=1, measured=measured)
     with pytest.raises(FieldError, match="more of a rate is better"):
         OpenMetric(name="latency_us", more_is_better=False, scaling="rate")
 

@@ -141,12 +141,9 @@ def nights_with_a_step(factor: float, deviations: tuple[float, float], seed: int
 
 @pytest.mark.parametrize("factor", [1.24, 0.8])
 def test_an_efficiency_before_is_of_one_level_whichever_row_changed_first(factor: float) -> None:
-    found = [
-        known(compared_on_night(nights, at).entries[1].baseline).efficiency
-        for seed in range(12)
-        for nights in [nights_with_a_step(factor, (0.025, 0.015), seed)]
-        for at in range(6, 11)
-    ]
+    machines = (nights_with_a_step(factor, (0.025, 0.015), seed) for seed in range(12))
+    rows = (compared_on_night(each, at).entries[1] for each in machines for at in range(6, 11))
+    found = [known(row.baseline).efficiency for row in rows]
     # A loss that is told by its level is shown without an efficiency.
     efficiencies = [efficiency.value for efficiency in found if efficiency is not None]
     assert len(efficiencies) >= 12

@@ -112,14 +112,9 @@ def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
 
 
 def request_for_cpu() -> RunRequest:
-    return request(
-        configuration=ON_CPU,
-        batch_per_gpu=4,
-        case_module="test_mnist_cnn",
-        case_file=str(BENCH_CASES / "test_mnist_cnn.py"),
-        case_class="MnistCnn",
-        timing=TIMING_PLANS["cpu"],
-    )
+    path, timing = BENCH_CASES / "test_mnist_cnn.py", TIMING_PLANS["cpu"]
+    asked = request(configuration=ON_CPU, batch_per_gpu=4, timing=timing)
+    return replace(asked, case_module=path.stem, case_file=str(path), case_class="MnistCnn")
 
 
 def test_a_sampler_stands_still_while_the_bare_loop_runs() -> None:

@@ -163,13 +163,9 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
     assert '<span class="below">not steady</span>' in index
     assert "<b>2#</a>" in index
     assert "<b>" not in (tmp_path / "index.html").read_text()
-    assert re.findall(r'href="(2026[^"]+)"', index) == [
-        "2026-11-01_1/report.html",
-        "2026-11-06_6/night.txt",
-        "2026-11-05_5/night.txt",
-        "2026-11-04_4/night.txt",
-        "2026-11-02_%3Cb%3E2%23/night.txt",
-    ]
+    texts = ("2026-11-06_6", "2026-11-05_5", "2026-11-04_4", "2026-11-02_%3Cb%3E2%23")
+    linked = ["2026-11-01_1/report.html", *(f"{name}/night.txt" for name in texts)]
+    assert re.findall(r'href="(2026[^"]+)"', index) == linked
     # The first one was measured in 2096, as its results say.
     names = re.findall(r">(2026-11-\d\d_\w+)<", index)
     assert names == ["2026-11-01_1", "2026-11-06_6", "2026-11-05_5", "2026-11-04_4", "2026-11-03_3"]
@@ -243,10 +239,8 @@ def luminance(colour: str) -> float:
 
 def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
     first = replace(environment(), torch_version="2.11")
-    several = [
-        results(run(1, 1.0), run(2, None), where=first),
-        results(run(4, 1.0), where=replace(first, torch_version="2.12")),
-    ]
+    second = results(run(4, 1.0), where=replace(first, torch_version="2.12"))
+    several = [results(run(1, 1.0), run(2, None), where=first), second]
     said = dict(measured_headline(Subject(results=several)))
     assert said["MEASURED"] == (
         "2 of 3 rows, since no run of the others is valid; no baseline was given, so nothing is "

@@ -97,7 +97,7 @@ def training_of(case: TrainingCase, asked: RunRequest, strategy: PipelineStrateg
 
 
 def request_of(case: TrainingCase, gpus: int, **fields: object) -> RunRequest:
-    of_case = {"batch_per_gpu": case.batch, "sample_shape": case.sample_shape}
+    of_case: dict[str, Any] = {"batch_per_gpu": case.batch, "sample_shape": case.sample_shape}
     return request(gpus, configuration=replace(PIPELINE, **fields), **of_case)
 
 

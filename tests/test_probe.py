@@ -34,16 +34,12 @@ SPREAD, NOISE = 0.01, 0.002
 
 def probed(chance: random.Random, levels: dict[tuple[str, int], float]) -> list[Probe]:
     """Return one probe of each device, whose rates are its level with noise."""
-    return [
-        Probe(
-            name=MATRIX,
-            host=host,
-            device=f"GPU {gpu}",
-            uuid=f"GPU-{host}-{gpu}",
-            rates=tuple(1e13 * level * chance.lognormvariate(0, NOISE) for _ in range(3)),
-        )
-        for (host, gpu), level in levels.items()
-    ]
+    found = []
+    for (host, gpu), level in levels.items():
+        rates = tuple(1e13 * level * chance.lognormvariate(0, NOISE) for _ in range(3))
+        one = Probe(name=MATRIX, host=host, device=f"GPU {gpu}", rates=rates)
+        found.append(replace(one, uuid=f"GPU-{host}-{gpu}"))
+    return found
 
 
 def healthy(chance: random.Random) -> dict[tuple[str, int], float]:

@@ -68,6 +68,7 @@ NUMBER, DECIMAL = r"\d+", r"\d+(\.\d+)?"
 
 
 ANY_TEXT, PROBLEM = r"[\s\S]*", ({"type": r"[\s\S]*", "message": r"[\s\S]*"}, "")
+TIMED = {"name": TOKEN, "classname": TOKEN, "time": DECIMAL}
 # Elements as both junit-10.xsd (Jenkins) and JUnit.xsd (Windy Road) allow them: attributes that
 # either schema requires, and optional ones that both know; the order of the children.
 RULES: dict[str, tuple[dict[str, str], str]] = {
@@ -80,10 +81,7 @@ RULES: dict[str, tuple[dict[str, str], str]] = {
     ),
     "properties": ({}, r"(property )*"),
     "property": ({"name": TOKEN, "value": ANY_TEXT}, ""),
-    "testcase": (
-        dict.fromkeys(("name", "classname"), TOKEN) | {"time": DECIMAL},
-        r"((failure|error|skipped) )?",
-    ),
+    "testcase": (TIMED, r"((failure|error|skipped) )?"),
     **dict.fromkeys(("failure", "error"), PROBLEM),
     **dict.fromkeys(("system-out", "system-err"), ({}, "")),
 }

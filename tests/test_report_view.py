@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import CNN
@@ -51,7 +52,7 @@ def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None
     # What disturbs T(1) and S(n) is one sentence too.
     uneven = Statement.of("baseline_runs_differ", deviation=0.05)
     small = Estimate(value=-0.03, low=-0.08, high=0.02)
-    facts = {"change": small, "ok_bound": 0.05, "remedy": uneven}
+    facts: dict[str, Any] = {"change": small, "ok_bound": 0.05, "remedy": uneven}
     quantities = (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
     reasons = [Statement.of("loss_not_excluded", quantity=each, **facts) for each in quantities]
     rows = [replace(row, reason=why) for row, why in zip(open_rows, reasons, strict=False)]

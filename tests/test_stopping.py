@@ -82,13 +82,9 @@ def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: 
 def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
     given: int, failed: str, verdict: Verdict | None, expected: int
 ) -> None:
-    status = status_of_verdict(
-        given,
-        failed_tests=failed == "test",
-        failed_runs=failed == "run",
-        comparison=None if verdict is None else comparison(entry(verdict)),
-    )
-    assert status == expected
+    compared = None if verdict is None else comparison(entry(verdict))
+    parts = {"failed_tests": failed == "test", "failed_runs": failed == "run"}
+    assert status_of_verdict(given, **parts, comparison=compared) == expected
 
 
 @pytest.mark.parametrize(

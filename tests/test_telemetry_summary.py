@@ -72,11 +72,8 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
 
 
 def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -> None:
-    found = header(
-        aaaa=SampledDevice(name="one"),
-        bbbb=SampledDevice(name="two"),
-        cccc=SampledDevice(absent="unknown UUID"),
-    )
+    devices = {A: SampledDevice(name="one"), B: SampledDevice(name="two")}
+    found = header(**devices, cccc=SampledDevice(absent="unknown UUID"))
     samples.write_text(found + tick(1.0, aaaa=busy(0.2), bbbb=busy(0.7)))
     uuids, intervals = [B, "cccc", A], [(0, 2), (2, 4)]
     two, lost, one = summarize(samples, uuids=uuids, intervals=intervals).gpu_summaries
@@ -184,13 +181,9 @@ def test_a_link_that_was_read_only_outside_the_windows_is_absent_and_says_so(sam
 
 def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
     def errors(time_s: float, ecc: int, crc: int, *, active: int = 2) -> str:
-        return look(
-            time_s,
-            nvlink_active=[link < active for link in range(2)],
-            nvlink_errors=crc,
-            ecc_corrected=ecc,
-            ecc_uncorrected=0,
-        )
+        links = [link < active for link in range(2)]
+        counts = {"nvlink_errors": crc, "ecc_corrected": ecc, "ecc_uncorrected": 0}
+        return look(time_s, nvlink_active=links, **counts)
 
     looks = (errors(1.0, 40, 7), errors(5.0, 40, 9, active=1), errors(9.0, 43, 9))
     gpu = one(samples, *looks, intervals=[(4, 6)])

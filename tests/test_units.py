@@ -22,9 +22,8 @@ def test_units_fit_the_size_of_what_they_measure() -> None:
     assert [texts.rough_percent(share) for share in (0.0696, 0.0996, 0.2746, 1.2)] == [
         *("7.0 %", "10 %", "27 %", "120 %")
     ]
-    assert [format_percent(f, signed=True) for f in (-0.0912, 0.02, -0.0001)] == [
-        *("−9.1 %", "+2.0 %", "+0.0 %")
-    ]
+    percents = [format_percent(share, signed=True) for share in (-0.0912, 0.02, -0.0001)]
+    assert percents == ["−9.1 %", "+2.0 %", "+0.0 %"]
 
 
 def test_a_number_that_rounding_makes_one_of_the_next_unit_has_that_unit() -> None:
