@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from measuring import heed_interrupts
 from msgspec.structs import replace
@@ -52,21 +53,15 @@ def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def request_for(
-    folder: Path,
-    script: str,
-    *,
-    gpus: int = 1,
-    timeout_s: float = 240,
-    nodes: int = 0,
-    **attributes: object,
+    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, nodes: int = 0, **more: Any
 ) -> RunRequest:
-    """Return the request for one run of a script; `attributes` are those of its case.
+    """Return the request for one run of a script; `more` are attributes of its case.
 
     With `nodes`, the run is across that number of nodes, each with two cores.
     """
     path = folder / "train.py"
     path.write_text(PRELUDE + script)
-    settings = {"command": f"{sys.executable} {path}", "batch": 8, **attributes}
+    settings = {"command": f"{sys.executable} {path}", "batch": 8, **more}
     case = type("Train", (CommandCase,), {"__module__": __name__, **settings})
     there = tuple(Node(host=f"n{number}", cpu_count=2) for number in range(1, nodes + 1))
     plan = ItemPlan(case=case, strategy=COMMAND, gpus=gpus, run=1)
@@ -95,10 +90,8 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def measured(
-    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, **attributes: object
-) -> Run:
-    request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, nodes=0, **attributes)
+def measured(folder: Path, script: str, *, timeout_s: float = 240, **more: Any) -> Run:
+    request = request_for(folder, script, timeout_s=timeout_s, **more)
     processes = [watch(folder, request, rank) for rank in range(request.processes)]
     try:
         for process in processes:

@@ -168,11 +168,8 @@ def cluster_of(
 ) -> Iterator[tuple[Cluster, ExitStack]]:
     """Provide a cluster, and a stack whose contents end before its hosts do.
 
-    Args:
-        names: Names of the nodes.
-        programs: Programs that the scheduler needs; without them, a test is skipped.
-        packages: Debian packages with these programs.
-        variables: Environment variables of the scheduler; `{directory}` stands for its folder.
+    Without `programs`, which are those of `packages`, a test is skipped. In the scheduler's
+    `variables`, `{directory}` stands for its folder.
     """
     skip_without_hosts(programs, packages)
     with ExitStack() as stack:

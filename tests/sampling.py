@@ -13,6 +13,7 @@ from hosts import within_limit
 from gpuscale.measure.telemetry.sampler import SamplingOrder, read_samples
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
 
+Addresses = Mapping[str, str | None]
 SERVE = (
     "import socket, sys; from gpuscale.measure.telemetry import sampler\n"
     "sampler.HANG_S = int(sys.argv[2])\n"
@@ -24,12 +25,7 @@ class Sampler:
     """A process that samples devices until `stop` is called."""
 
     def __init__(
-        self,
-        addresses: Mapping[str, str | None],
-        output: Path,
-        interval_s: float = 0.1,
-        *,
-        hang_s: int = 30,
+        self, addresses: Addresses, output: Path, interval_s: float = 0.1, *, hang_s: int = 30
     ) -> None:
         self.pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -48,7 +44,7 @@ class Sampler:
         return self.process.wait()
 
 
-def sampled(output: Path, addresses: Mapping[str, str | None], ticks: int) -> TelemetryReport:
+def sampled(output: Path, addresses: Addresses, ticks: int) -> TelemetryReport:
     began = time.time()
     sampler = Sampler(addresses, output, 0.01)
     try:

@@ -55,13 +55,7 @@ def slurm_cluster(
 ) -> Iterator[Cluster]:
     """A running Slurm, whose daemons and jobs end with the block.
 
-    Args:
-        nodes: Processors of each node, as in `slurm.conf`.
-        gpus: Number of GPUs of each node, at most 4.
-        partitions: Name and settings of each partition, as in `slurm.conf`.
-        task_plugin: Slurm's plugin that binds tasks to CPUs, such as `task/affinity`.
-        topology: Lines of `topology.conf`, if any.
-        down_after_s: Seconds without an answer after which a host counts as down.
+    `nodes` gives the processors of each, as in `slurm.conf`; each has at most 4 GPUs.
     """
     variables = {"SLURM_CONF": "{directory}/slurm.conf"}
     with cluster_of(

@@ -505,7 +505,6 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
             configurations=(CNN, RESNET),
             faster=0.95 if later else 1.0,
             environment=upgraded if later else {},
-            # A node's neighbour was busy, for one night.
             fault=Fault(computing=1.2) if day == 17 else WELL,
         )
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)

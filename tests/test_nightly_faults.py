@@ -116,7 +116,6 @@ def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
     baseline = str(REPOSITORY / "baselines/arc4.json")
     night = start_night(tmp_path, "--runs", "300", "compare", baseline)
     results = wait_for_runs(tmp_path / "nights", 2, night)
-    # As Slurm does at the time limit: every process of the job gets it.
     os.killpg(night.pid, signal.SIGTERM)
     output, _ = night.communicate(timeout=TIMEOUT_S)
     assert night.returncode == 5, output

@@ -274,7 +274,6 @@ def test_what_is_damaged_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert absent.keys() == {"kernel_options", "transparent_hugepages"} | cpus
     assert absent["kernel_options"] == "No such file or directory"
     assert absent["SMT"] == "Is a directory"
-    # Whatever was read, a file can hold it.
     node = from_json(NodeEvidence, to_json(NodeEvidence(host="n1", settings=found, absent=absent)))
     assert node.absent["transparent_hugepages"].startswith("unexpected content of enabled")
 

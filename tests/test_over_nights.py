@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,8 +22,7 @@ from statements import known
 from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
 from gpuscale.cli.nights import read_nights
-from gpuscale.judge.compare import compare as compared_with
-from gpuscale.judge.compare import with_levels
+from gpuscale.judge.compare import compare, with_levels
 from gpuscale.judge.compare.earlier import earlier_nights
 from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import Comparison, EntryVerdict, QuantityName, Results, Run, Verdict
@@ -34,6 +32,7 @@ from gpuscale.reports.history_verdict import verdict
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import read_results
 
+Truth = Callable[[int], float]
 BEGAN_AT_S = 1.79e9
 DAY_S = 86400.0
 
@@ -47,11 +46,7 @@ def night_of(job: int, *runs: Run, hours: float) -> Results:
 
 
 def made_nights(
-    count: int,
-    truth: Callable[[int], float],
-    *,
-    runs: int = 1,
-    on_2: Callable[[int], float] = lambda night: 1.0,
+    count: int, truth: Truth, *, runs: int = 1, on_2: Truth = lambda night: 1.0
 ) -> list[Results]:
     """Nights that differ by 0.3%, with step times that the truth multiplies, and on 2 GPUs more."""
     noise, nights = random.Random(3), []
@@ -67,18 +62,12 @@ def made_nights(
     return nights
 
 
-def write_nights(
-    folder: Path, count: int, truth: Callable[[int], float], **more: Any
-) -> list[Path]:
+def write_nights(folder: Path, count: int, truth: Truth, **more: Any) -> list[Path]:
     paths = [folder / f"night-{night:03d}" / "results.jsonl" for night in range(count)]
     for path, night in zip(paths, made_nights(count, truth, **more), strict=True):
         path.parent.mkdir(parents=True)
         path.write_text(results_text(night))
     return paths
-
-
-def compare(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return gpuscale("compare", *arguments)
 
 
 def changed(path: Path, change: Callable[[Results], Results]) -> None:
@@ -95,11 +84,11 @@ def moved(results: Results, days: float) -> Results:
 
 def test_one_run_a_night_serves_from_the_third_earlier_night_on(tmp_path: Path) -> None:
     nights = write_nights(tmp_path, 5, lambda night: 1.0 if night < 4 else 1.06)
-    codes = [compare("--history", tmp_path, night).returncode for night in nights[1:4]]
+    codes = [gpuscale("compare", "--history", tmp_path, night).returncode for night in nights[1:4]]
     assert codes == [3, 3, 0]
-    lost = compare("--history", tmp_path, nights[4])
+    lost = gpuscale("compare", "--history", tmp_path, nights[4])
     assert (lost.returncode, "2 of 2 rows: " in lost.stdout) == (1, True)
-    unnamed = compare("--history", tmp_path)
+    unnamed = gpuscale("compare", "--history", tmp_path)
     assert (unnamed.returncode, "last night" in unnamed.stderr) == (1, True)
     assert "job 4, 1 run a row" in " ".join(unnamed.stdout.split())
 
@@ -113,7 +102,7 @@ def compared_on_night(nights: Sequence[Results], at: int) -> Comparison:
     earlier = earlier_nights(nights[:at], [nights[at]])
     before = baseline_of_results(earlier.last, name="nights")
     before = replace(before, tolerances=earlier.tolerances)
-    return with_levels(compared_with(before, [nights[at]]), earlier)
+    return with_levels(compare(before, [nights[at]]), earlier)
 
 
 def judged_on_night(nights: Sequence[Results], at: int) -> EntryVerdict:
@@ -240,7 +229,7 @@ def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_pa
         head = " ".join(gpuscale("history", nights).stdout.split())
         assert head.startswith("UNUSUAL 2 of 2 rows unusual on the last night")
         assert f"judged {judged}" in head
-        told = " ".join(compare("--history", nights).stdout.split())
+        told = " ".join(gpuscale("compare", "--history", nights).stdout.split())
         assert told.startswith(judged.replace("by compare --history: ", ""))
     nights = tmp_path / "varied"
     write_nights(nights, 5, [1.0, 1.2, 0.8, 1.3, 3.0].__getitem__)
@@ -351,7 +340,7 @@ def test_a_history_without_a_name_is_that_of_the_only_machine_s_nights(tmp_path:
 def test_a_night_to_judge_may_be_given_by_its_folder(tmp_path: Path) -> None:
     nights = write_nights(tmp_path, 8, lambda night: 1.0)
     judged = (nights[6], nights[6].parent)
-    by_file, by_folder = (compare("--history", tmp_path, path) for path in judged)
+    by_file, by_folder = (gpuscale("compare", "--history", tmp_path, path) for path in judged)
     assert by_folder.returncode == by_file.returncode
     assert by_folder.stdout == by_file.stdout
 
@@ -378,7 +367,7 @@ def test_a_night_that_the_verdict_leaves_out_is_not_drawn_beside_it_either(tmp_p
 def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: Path) -> None:
     write_nights(tmp_path, 5, lambda night: 1.3 if night == 3 else 1.0, runs=3)
     bad = read_results(tmp_path / "night-003" / "results.jsonl").created_at[:10]
-    judged = " ".join(compare("--history", tmp_path).stdout.split())
+    judged = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())
     assert judged.startswith("INCONCLUSIVE 2 of 2 rows")
     assert f" next if {bad} was no usual night: gpuscale leave-out FOLDER --because " in judged
     assert "far from the rest of the baseline, which has too few allocations" in judged
@@ -387,7 +376,7 @@ def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: P
     assert told.startswith("UNCLEAR")
     assert told.endswith(f"far from the other nights of their level: {bad}")
     gpuscale("leave-out", tmp_path / "night-003", "--because", "a neighbour")
-    assert compare("--history", tmp_path).returncode == 0
+    assert gpuscale("compare", "--history", tmp_path).returncode == 0
 
 
 def test_nights_within_a_minute_are_told_apart_by_their_seconds() -> None:
@@ -415,7 +404,7 @@ def test_a_night_whose_clock_was_wrong_has_no_night_before_it(tmp_path: Path) ->
     # A clock that went back by years for a night.
     changed(nights[6], lambda its: moved(its, -8000))
     assert "12 nights" in gpuscale("history", tmp_path).stdout
-    alone = compare("--history", tmp_path, nights[6])
+    alone = gpuscale("compare", "--history", tmp_path, nights[6])
     assert alone.returncode == 2
     assert "; 11 nights began later: judge one of these" in alone.stderr.splitlines()[-1]
 
@@ -491,7 +480,7 @@ def test_the_table_shows_the_levels_that_a_lasting_loss_rests_on(tmp_path: Path)
         shares = ((gpus, share, i) for gpus, share in ((1, 1.0), (2, 1.02)) for i in (1, 2, 3))
         runs = [run(gpus, step_ms / 1000 * share, index=i) for gpus, share, i in shares]
         (tmp_path / f"{hour}.jsonl").write_text(results_text(night_of(hour, *runs, hours=hour)))
-    shown = compare("--history", tmp_path).stdout
+    shown = gpuscale("compare", "--history", tmp_path).stdout
     assert "204 → 236 ms" in shown, shown[:900]
     # The efficiency before the loss is not that of the nights compared with.
     assert "– → 0.98" in shown

@@ -33,7 +33,6 @@ ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 def run_of(ratios: list[float], *, step_s: float = 0.05) -> OverheadRun:
     bare_s = 4 * step_s
     pairs = tuple(Pair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
-    # The slowest rank counts.
     fast = tuple(Pair(measured_s=bare_s / 2, bare_s=bare_s / 2) for _ in ratios)
     return [RankTimes(steps_per_window=4, pairs=its) for its in (fast, pairs)]
 

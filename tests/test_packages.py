@@ -76,7 +76,6 @@ def test_what_is_damaged_is_named_and_loses_nothing(tmp_path: Path) -> None:
     assert found["twice"] == "1.0, 2.0"
     odd = {found[f"odd{number}"] for number in range(4)}
     assert odd == {"1.0 (direct_url.json cannot be read)"}
-    # Whatever is found can be recorded.
     assert replace(environment(), packages=found).packages == found
 
 

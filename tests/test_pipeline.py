@@ -188,7 +188,6 @@ def test_a_pipeline_trains_as_batches_in_turn(count: int, precision: str, one_th
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = case.loss(model(part), target) / micro_batches
         loss.backward()
-    # Bit for bit, stage by stage.
     stages = stages_of(sized(case), model, count)
     assert [left for _, left, *_ in found] == [left_in(stage) for stage in stages]
     for _, _, (healthy, broken, last), idle in found:

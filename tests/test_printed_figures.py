@@ -42,13 +42,11 @@ def test_a_rate_on_several_numbers_of_gpus_gives_a_speedup(tmp_path: Path) -> No
     assert code == 0, output
     results = read_results(tmp_path / "r.jsonl")
     name = "site/images_per_s"
-    # The last match counts.
     found = {1: 100.0, 2: 195.0}
     assert values(results) == [(name, n, i, found[n]) for i in (1, 2) for n in (1, 2)]
     _, two = scaling_points(results.runs)
     assert known(two.speedup).value == pytest.approx(1.95)
     for run in results.runs:
-        # Nothing that the command did not print.
         unknown = (run.warmup_steps, run.batch_per_gpu, run.steps_per_window, run.windows)
         assert unknown == (None, None, None, ())
     assert "195 images/s" in output

@@ -37,7 +37,6 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
     many = [entry(Verdict.MISSING, case=f"case_{number}") for number in range(9)]
     (_, subject) = subjects(lost[0], *many, entry(Verdict.OK))
     assert subject.endswith("case_2/ddp on 4 GPUs and 6 more rows")
-    # The first line says why.
     assert subjects(*missing, entry(Verdict.OK, gpus=8)) == []
 
 

@@ -104,7 +104,6 @@ def test_a_rank_that_dies_after_its_windows_is_the_cause_and_its_output_is_shown
     failure = known(failure_of(directory.request.read(), directory, codes))
     assert (failure.kind, failure.rank) == ("killed", rank)
     assert failure.detail.splitlines() == [f"rank {rank} begins", "last words"]
-    # The other rank ended because of it.
     assert f"rank-{1 - rank}.log" not in names_in(directory)
     assert within_limit(lambda: left_on_node(scratch) == [])
 

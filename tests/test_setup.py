@@ -126,7 +126,6 @@ def test_bench_names_the_cases_for_one_that_does_not_exist(checkout: Path) -> No
     answer = ran("make", "bench", "PYTHON=./python", "CASES=mnist gpt", cwd=checkout)
     assert answer.returncode == 2
     assert "there is no case mnist; choose from all gpt mnist_cnn " in answer.stderr
-    # Nothing was installed for it.
     assert not (checkout / "calls").exists()
 
 
@@ -227,7 +226,6 @@ def test_every_command_of_the_wheel_runs_or_says_what_it_lacks(light: Path, tmp_
         (line,) = answer.stderr.splitlines()
         assert line.startswith(f"gpuscale: {name} needs ")
         _, packages = line.split("install with: pip install ")
-        # As pip knows them.
         assert packages == LACKED.get(name, packages)
 
 

@@ -170,7 +170,6 @@ def test_communication_in_the_forward_pass_is_taken_out_of_it_alone() -> None:
     (synced,), (alone,) = one.windows, one.unsynced_windows
     both, own = known(synced.phases), known(alone.phases)
     gathered = replace(both, forward_s=0.00638 + 0.002, backward_s=both.backward_s - 0.002)
-    # Windows of two steps each.
     twice = replace(
         one,
         steps_per_window=2,

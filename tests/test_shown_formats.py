@@ -111,7 +111,6 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
     content = measured(times_s, configuration=replace(CNN, case=HOSTILE))
     text = rendered("latex", shown(content, steps=100_000))
     assert re.search("GPUs & +step time & +samples/s & +speedup & +efficiency & +GPU-hours", text)
-    # The caption has what all rows share, which needs no column.
     assert r"Scaling of a\_b \& 50\% \#1 \$x\^{}2" in text
     assert "batch 128 on each GPU" in text
 

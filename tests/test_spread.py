@@ -237,7 +237,6 @@ def test_tonights_fewer_runs_add_what_the_means_of_allocations_do_not_hold() -> 
     assert between.variance == pytest.approx((2 * 0.02 + 3 * 0.02) / 5 * (1 / 4 + 1))
     # One run tonight, where an allocation of the baseline has two: r² (1/1 − 1/2).
     assert (extra.variance, extra.df) == pytest.approx((0.03 * (1 - 1 / 2), 3))
-    # As many or more add nothing.
     as_many = side(sample({"e": (1.9, 2.1)}))
     assert len(parts(baseline, as_many)) == 1
     # Of a speedup, more runs on n GPUs make up for nothing that is missing on 1 GPU.

@@ -78,7 +78,6 @@ def cluster(scheduler: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_a_job_measures_across_its_hosts(scheduler: str, cluster: Cluster, tmp_path: Path) -> None:
-    # Slower than anything.
     site = make_site(tmp_path, [(4, 2, 1e-6)])
     (site / "mysite.toml").write_text(PROFILES[scheduler])
     write_cases(site, ON_EACH_NODE, BY_ITS_OWN_MPIRUN)

@@ -83,7 +83,6 @@ def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_t
     # The oldest binding that gpuscale takes does not have the newer call.
     newer = "temperature_v" if hasattr(pynvml, "nvmlDeviceGetTemperatureV") else "temperature"
     assert set(functions) & {"temperature", "temperature_v"} == {newer}
-    # Once a second and at the end.
     assert 2 <= functions["pcie_width"] < functions["utilization"] / 2
 
 

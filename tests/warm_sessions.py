@@ -64,12 +64,8 @@ class _Request(NamedTuple):
 class WarmProcess:
     """A process that has imported torch and gpuscale already.
 
-    Args:
-        folder: The working directory.
-        words: A module and the words after it on the command line, as for `python -m`, or
-            `MODULE:FUNCTION` and the arguments of the function.
-        variables: Its environment.
-        output: A file or a named pipe for both of its streams.
+    `words` are a module and its arguments, as for `python -m`, or `MODULE:FUNCTION` and those of
+    the function; both streams go to `output`, a file or a named pipe.
     """
 
     def __init__(
