@@ -446,6 +446,7 @@ def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
     )
 
 
+PROFILES = ("arc4", "cte-power", "juwels-booster", "waic")
 ON_NODES = ("--gpus", "1,2,8", "--gpus-per-node", "4", "--account", "a")
 SETTINGS = (
     *("--gpus", "1,2,4,8", "--runs", "2", "--baseline", "mine.json", "--partition", "p"),
@@ -453,14 +454,9 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("profile", "options"),
-    [
-        *((name, SETTINGS) for name in ("arc4", "cte-power", "juwels-booster", "waic")),
-        *((name, ON_NODES) for name in ("generic-slurm", "generic-pbs")),
-    ],
-)
-def test_a_job_script_is_as_before(profile: str, options: Sequence[str], folder: Path) -> None:
+@pytest.mark.parametrize("profile", [*PROFILES, "generic-slurm", "generic-pbs"])
+def test_a_job_script_is_as_before(profile: str, folder: Path) -> None:
+    options = SETTINGS if profile in PROFILES else ON_NODES
     shown = [given("submit", profile, "--print", *more) for more in ((), options)]
     check(f"submit/{profile}.txt", *shown)
 
@@ -497,16 +493,11 @@ def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path, driver: 
 def test_a_history_says_which_night_changed_what(folder: Path) -> None:
     upgraded = {"driver_version": "595.12", "torch_version": "2.12.0"}
     for day in range(24):
-        later = day >= 12
-        night = Night(
-            job=f"{3000 + day}",
-            day=day,
-            runs=1,
-            configurations=(CNN, RESNET),
-            faster=0.95 if later else 1.0,
-            environment=upgraded if later else {},
-            fault=Fault(computing=1.2) if day == 17 else WELL,
-        )
+        night = Night(job=f"{3000 + day}", day=day, runs=1, configurations=(CNN, RESNET))
+        if day >= 12:
+            night = replace(night, faster=0.95, environment=upgraded)
+        if day == 17:
+            night = replace(night, fault=Fault(computing=1.2))
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
     injected = replace(NOW, job="3099", injections=("data=20ms",))
     write_night(folder / "injected.jsonl", injected)
@@ -530,15 +521,13 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
 
 def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder: Path) -> None:
     for day in range(30):
-        upgraded, sick = day >= 6, 12 <= day < 15
-        night = Night(
-            job=f"{3000 + day}",
-            day=day,
-            runs=1,
-            faster=(0.97 if upgraded else 1.0) / (1 + 0.004 * max(0, day - 16)),
-            environment={"driver_version": "595.12"} if upgraded else {},
-            fault=Fault(computing=1.12, device=2, clock=0.88) if sick else WELL,
-        )
+        drift = 1 + 0.004 * max(0, day - 16)
+        night = Night(job=f"{3000 + day}", day=day, runs=1, faster=1 / drift)
+        if day >= 6:
+            upgraded = {"driver_version": "595.12"}
+            night = replace(night, faster=0.97 / drift, environment=upgraded)
+        if 12 <= day < 15:
+            night = replace(night, fault=Fault(computing=1.12, device=2, clock=0.88))
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
     check(
         "history_of_faults.txt",

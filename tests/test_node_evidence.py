@@ -35,18 +35,9 @@ def only(ports: tuple[Port, ...]) -> Port:
 
 def test_an_infiniband_port_is_read_as_the_kernel_documents_it(tmp_path: Path) -> None:
     infiniband(tmp_path)
-    assert only(read_ports(tmp_path)) == Port(
-        name="mlx5_0 port 1",
-        kind="infiniband",
-        model="15b3:1021",
-        pci_address="0000:c1:00.0",
-        numa_node=1,
-        state="active",
-        rate_gbit_s=400,
-        width=4,
-        pcie_gt_s=32,
-        pcie_width=16,
-    )
+    port = Port(name="mlx5_0 port 1", kind="infiniband", model="15b3:1021", state="active")
+    port = replace(port, pci_address="0000:c1:00.0", pcie_gt_s=32, pcie_width=16, numa_node=1)
+    assert only(read_ports(tmp_path)) == replace(port, rate_gbit_s=400, width=4)
 
 
 def test_the_counters_of_a_port_are_told_by_their_growth(tmp_path: Path) -> None:

@@ -138,10 +138,7 @@ def test_a_slow_gpu_is_named_with_its_node(nodes: int) -> None:
     alone = find_slow(probes(random.Random(2), nodes, devices=1, slow_device=(1, 0)))
     assert [f.kind for f in alone] == ["computation"]
     assert "on GPU" not in alone[0].text
-    two = [
-        NodeProbe(host=host, probes=products(host, 1.0, second_s))
-        for host, second_s in (("n0", 1.0), ("n1", 1.5))
-    ]
+    two = linked(2, lambda *ends: None, lambda place: (1.0, 1.0 + place / 2))
     (found_of_two,) = find_slow(two)
     assert "on GPU 1" in found_of_two.text
 

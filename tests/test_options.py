@@ -130,7 +130,7 @@ FORGOTTEN = "@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n
         (
             [f"Case = Tiny\n\n{FORGOTTEN}"],
             [],
-            "test_forgotten has a gpuscale mark but measures nothing",
+            "has a gpuscale mark but measures nothing",
         ),
         (
             ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],

@@ -155,11 +155,9 @@ def test_the_deviation_of_nights_is_that_of_earlier_levels_until_four_are_on_the
         return dict(zip(names, (known(each.allocation_deviation) for each in found), strict=True))
 
     # Sums of squares 16 and 36, and 20 of T(2) / T(1), over 5 + 2 nights less 2 levels.
-    assert overrides(7) == {
-        (1, "throughput"): pytest.approx(math.sqrt(16 / 5) / 100),
-        (2, "throughput"): pytest.approx(math.sqrt(36 / 5) / 100),
-        (2, "speedup"): pytest.approx(math.sqrt(20 / 5) / 100),
-    }
+    squares = {(1, "throughput"): 16, (2, "throughput"): 36, (2, "speedup"): 20}
+    expected = {name: math.sqrt(total / 5) / 100 for name, total in squares.items()}
+    assert overrides(7) == pytest.approx(expected)
     assert overrides(8).keys() == overrides(7).keys()
     assert overrides(9) == {}
 

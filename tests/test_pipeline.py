@@ -312,13 +312,9 @@ def pipeline_run(gpus: int, own: list[Phases], *, alone_s: float | None = None) 
 
 def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
     one = pipeline_run(1, [phases(forward_s=0.03, backward_s=0.06, optimizer_s=0.01)], alone_s=0.12)
-    two = pipeline_run(
-        2,
-        [
-            phases(data_s=0.002, forward_s=0.05, backward_s=0.09, optimizer_s=0.008, wait_s=0.05),
-            phases(forward_s=0.03, backward_s=0.06, optimizer_s=0.002, wait_s=0.108),
-        ],
-    )
+    first = phases(data_s=0.002, forward_s=0.05, backward_s=0.09, optimizer_s=0.008, wait_s=0.05)
+    second = phases(forward_s=0.03, backward_s=0.06, optimizer_s=0.002, wait_s=0.108)
+    two = pipeline_run(2, [first, second])
     (budget,) = efficiency_budgets([one, two])
     seconds = {name: part * 0.2 for name, part in budget.parts.items()}
     expected = {"micro-batching": 0.02, "bubble": 0.05, "imbalance": (0.15 - 0.092) / 2}

@@ -245,10 +245,7 @@ PRINTED = {
     "Triad:          12345.6     0.001234     0.001200     0.001300": ("triad_mb_s", 12345.6),
     "Max Write: 1234.56 MiB/sec (1294.53 MB/sec)": ("write_mib_s", 1234.56),
     "Max Read:  2345.67 MiB/sec (2459.61 MB/sec)": ("read_mib_s", 2345.67),
-    "WR11C2R4       29184  192    2    2            115.29         1.4370e+02": (
-        "rate_gflops",
-        143.7,
-    ),
+    "WR11C2R4    29184   192     2     2         115.29         1.4370e+02": ("rate_gflops", 143.7),
     "# Avg bus bandwidth    : 260.778 ": ("busbw_gb_s", 260.778),
 }
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"

@@ -116,14 +116,10 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs_on_2", "said"),
-    [
-        ([0.1, 0.1], r"over runs (2 of each measured row).}"),
-        ([0.1] * 3, r"over runs (2 to 3 of each measured row).}"),
-        ([None], r"over runs (2 of each measured row).}"),
-    ],
+    ("runs_on_2", "runs"), [([0.1] * 2, "2"), ([0.1] * 3, "2 to 3"), ([None], "2")]
 )
-def test_a_latex_caption_has_the_number_of_runs(runs_on_2: list[float | None], said: str) -> None:
+def test_a_latex_caption_has_the_number_of_runs(runs_on_2: list[float | None], runs: str) -> None:
+    said = f"over runs ({runs} of each measured row).}}"
     assert said in rendered("latex", shown(measured({1: [0.1, 0.1], 2: runs_on_2})))
     alone = rendered("latex", shown(measured({1: [0.1], 2: [0.1]})))
     assert "a single run gives no interval.}" in alone

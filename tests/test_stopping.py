@@ -165,10 +165,8 @@ def test_a_session_begins_with_the_devices_it_measures(monkeypatch: pytest.Monke
     hardware = environment().hardware_label
     assert header(gpus=True) == f"gpuscale {__version__}: {hardware}, NCCL (device: cuda)"
     on_cpus = f"on {cpu_environment().hardware_label} (device: cpu)"
-    assert header() == (
-        f"gpuscale {__version__}: no GPU found, measuring CPU ranks over gloo, 3 threads a rank, "
-        f"{on_cpus}"
-    )
+    ranks = "measuring CPU ranks over gloo, 3 threads a rank"
+    assert header() == f"gpuscale {__version__}: no GPU found, {ranks}, {on_cpus}"
     assert ": --device cpu, measuring CPU ranks" in header(device="cpu")
     options = parse_options({"gpus": "1"})
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

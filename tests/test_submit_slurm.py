@@ -17,12 +17,8 @@ from gpuscale.store.results import read_results
 pytestmark = pytest.mark.scheduler
 
 STEPS = command_case("Steps", f"{sys.executable} steps.py", batch=8)
-BY_ITS_OWN_SRUN = command_case(
-    "ByItsOwnSrun",
-    f"srun --nodes={{nodes}} --ntasks={{gpus}} {sys.executable} steps.py",
-    batch=8,
-    launch="once",
-)
+SRUN = f"srun --nodes={{nodes}} --ntasks={{gpus}} {sys.executable} steps.py"
+BY_ITS_OWN_SRUN = command_case("ByItsOwnSrun", SRUN, batch=8, launch="once")
 HANGS_ACROSS_NODES = """
 import os, time
 from pathlib import Path
