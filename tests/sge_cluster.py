@@ -8,6 +8,8 @@ from pathlib import Path
 from hosts import Cluster, cluster_of, ended
 
 NODE = "d13gpu1"
+_PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf", "qacct", "qdel", "qrsh")
+_PACKAGES = "gridengine-master gridengine-exec gridengine-client"
 # Where Debian has what belongs to no cluster yet.
 _INSTALLED = Path("/var/lib/gridengine")
 _DEFAULTS = Path("/usr/share/gridengine")
@@ -75,12 +77,8 @@ _GPUS = "coproc_v100 coproc_v100 INT <= YES YES 0 0"
 @contextmanager
 def sge_cluster(names: Sequence[str] = (NODE,)) -> Iterator[Cluster]:
     """A running Grid Engine, whose daemons and jobs end with the block."""
-    with cluster_of(
-        names,
-        programs=("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf", "qacct", "qdel", "qrsh"),
-        packages="gridengine-master gridengine-exec gridengine-client",
-        variables=_VARIABLES,
-    ) as (cluster, stack):
+    places = cluster_of(names, programs=_PROGRAMS, packages=_PACKAGES, variables=_VARIABLES)
+    with places as (cluster, stack):
         _write_spool(cluster)
         cluster.daemon(stack, cluster.login, "sge_qmaster")
         cluster.wait_until_ready(lambda: cluster.run("qconf", "-sconf").returncode == 0)
@@ -111,12 +109,8 @@ def _write_spool(cluster: Cluster) -> None:
     configuration = _file(cluster, _changed(default, changes))
     resources = _DEFAULTS / "util" / "resources"
     _done(cluster, f"{_TOOLS}/spoolinit", "classic", "libspoolc", f"{common};{spool}", "init")
-    for kind, value in (
-        ("configuration", configuration),
-        ("complexes", f"{resources}/centry"),
-        ("usersets", f"{resources}/usersets"),
-        ("managers", "root"),
-    ):
+    files = {"configuration": configuration, "complexes": f"{resources}/centry"}
+    for kind, value in {**files, "usersets": f"{resources}/usersets", "managers": "root"}.items():
         _done(cluster, f"{_TOOLS}/spooldefaults", kind, value)
 
 

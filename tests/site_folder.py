@@ -41,13 +41,9 @@ ON_EACH_NODE = command_case(
     "{gpus_per_node} --rdzv-backend c10d --rdzv-endpoint {master_addr}:{master_port} steps.py",
     batch=8,
 )
-BY_ITS_OWN_MPIRUN = command_case(
-    "ByItsOwnMpirun",
-    "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none "
-    f"-np {{gpus}} {sys.executable} steps.py",
-    batch=8,
-    launch="once",
-)
+_MPIRUN = "mpirun --allow-run-as-root --hostfile {hostfile} --map-by node --bind-to none -np {gpus}"
+_STARTED = f"{_MPIRUN} {sys.executable} steps.py"
+BY_ITS_OWN_MPIRUN = command_case("ByItsOwnMpirun", _STARTED, batch=8, launch="once")
 _STEPS = """
 import time
 from gpuscale import report

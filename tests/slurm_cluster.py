@@ -62,12 +62,8 @@ def slurm_cluster(
         list(nodes), programs=_PROGRAMS, packages="slurm-wlm munge", variables=variables
     ) as (cluster, stack):
         directory = cluster.directory
-        common = _SLURM_CONF.format(
-            directory=directory,
-            address=cluster.login.address,
-            task_plugin=task_plugin,
-            down_after_s=down_after_s,
-        )
+        chosen = {"task_plugin": task_plugin, "down_after_s": down_after_s}
+        common = _SLURM_CONF.format(directory=directory, address=cluster.login.address, **chosen)
         if topology:
             common += "TopologyPlugin=topology/tree\n"
             (directory / "topology.conf").write_text("\n".join(topology) + "\n")

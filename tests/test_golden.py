@@ -93,6 +93,13 @@ OF_COMMAND = {
     "configurations": (replace(CNN, strategy="command", command="torchrun train.py {batch}"),),
     "phases": False,
 }
+UPGRADED = {
+    "host": "node7",
+    "torch_version": "2.12.0",
+    "driver_version": "580.95.05",
+    "variables": {"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
+    "packages": {"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
+}
 CPU_RANKS: Mapping[str, Any] = {"configurations": (ON_CPU,), "telemetry": False}
 ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
 BOTH = (CNN, nights.BY_DP)
@@ -161,17 +168,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "bad_device": faulty(computing=1.22, clock=0.82, device=2),
     "memory_errors": faulty(communication_s=0.020, ecc_uncorrected=2, device=3),
     "environment": Scenario(
-        now(
-            fault=Fault(computing=1.1),
-            environment={
-                "host": "node7",
-                "torch_version": "2.12.0",
-                "driver_version": "580.95.05",
-                "variables": {"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
-                "packages": {"torch": "2.12.0", "nvidia-nccl-cu13": "2.28.3"},
-            },
-        ),
-        baseline=then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
+        now(fault=Fault(computing=1.1), environment=UPGRADED),
+        then(environment={"packages": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.27.7"}}),
     ),
     "no_evidence": on_both_sides(Fault(computing=1.1), phases=False, telemetry=False),
     "only_reference_faster": faulty(computing=0.9, gpus=ONE),

@@ -41,14 +41,12 @@ test -f {folder}/status || exec echo "    job_state = R"
 echo "    job_state = F"
 echo "    Exit_status = $(cat {folder}/status)"
 """
+SLOTS = f"-pe {PARALLEL_ENVIRONMENT} {{gpus}}"
 PROFILES = {
     "pbs": site_folder.profile_of("pbs"),
     # A parallel environment asks for nodes in each site's own way, so it is an option here.
     "sge": site_folder.profile_of(
-        "sge",
-        node="gpus = 4",
-        gpu_option=f"-pe {PARALLEL_ENVIRONMENT} {{gpus}}",
-        options=', "--launcher", "mpirun"',
+        "sge", node="gpus = 4", gpu_option=SLOTS, options=', "--launcher", "mpirun"'
     ),
 }
 ENDINGS = {"pbs": "F, Exit_status 0", "sge": "done"}

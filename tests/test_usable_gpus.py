@@ -106,13 +106,8 @@ def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(driver: Path) 
     found = ast.literal_eval(answer.stdout)
     assert found.keys() == {GPU_A, GPU_B, GPU_WITHOUT_POWER, BLACKWELL_GPU}
     for uuid, index, number, bus in ((GPU_A, 0, 0, "00"), (GPU_B, 2, 1, "11")):
-        assert found[uuid] == {
-            "smi": "NVML",
-            "smi_index": index,
-            "pci_address": f"00000000:{bus}:00.0",
-            "partition": None,
-            "firmware": f"VBIOS 88.00.0{number}, GSP 575.57.08",
-            **limits,
-        }
+        place = {"smi": "NVML", "smi_index": index, "pci_address": f"00000000:{bus}:00.0"}
+        firmware = f"VBIOS 88.00.0{number}, GSP 575.57.08"
+        assert found[uuid] == {**place, "partition": None, "firmware": firmware, **limits}
     assert limits.keys() - found[GPU_WITHOUT_POWER] == {"power_limit_w"}
     assert limits.keys() - found[BLACKWELL_GPU] == {"application_clock_mhz"}

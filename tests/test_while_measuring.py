@@ -14,7 +14,7 @@ from statements import codes_in
 from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
 from gpuscale.judge.stopping import DecidedVerdict, RowStatus, SequentialPlan
-from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Statement, Verdict
+from gpuscale.records import Baseline, Failure, Results, Run, Statement, Verdict
 from gpuscale.reports.comparison import view_of
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
@@ -33,10 +33,6 @@ def _row(step: stopping.SessionVerdict, gpus: int) -> stopping.RowProgress:
     return found
 
 
-def _key(gpus: int) -> EntryKey:
-    return EntryKey("mnist_cnn", "ddp", gpus)
-
-
 def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_share() -> None:
     rates = PLAN.rates()
     assert 0.01 / 5 < rates.significance < 0.01
@@ -50,7 +46,7 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
     assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
     assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", runs=2)
-    assert {key for key, _ in step.needs_runs} == {_key(1), _key(2)}
+    assert {key.gpus for key, _ in step.needs_runs} == {1, 2}
     assert step.comparison.exit_code == 3
 
 
@@ -69,7 +65,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert row.entry.reason.code == "not_yet_confirmed"
     # T(1) goes on too: the speedup is taken over it.
-    assert {key for key, _ in suspected.needs_runs} == {_key(1), _key(2)}
+    assert {key.gpus for key, _ in suspected.needs_runs} == {1, 2}
     assert suspected.comparison.exit_code == 3
 
     confirmed = judge_session(BEFORE, quiet_now(4, n1=0.1, n2=0.12))
