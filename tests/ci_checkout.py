@@ -134,10 +134,7 @@ def _baseline() -> Baseline:
 
 
 def use_real_pytest(root: Path, test: str) -> Path:
-    """Make the checkout's pytest the real one, and return the path of its only test file.
-
-    Only the measurement is a stand-in: a results file is there once the first test begins.
-    """
+    """Use the real pytest on this test file, with results that are there once a test begins."""
     write_program(
         root / ".venv/bin/pytest",
         f'#!/bin/bash\nexec "{sys.executable}" -m pytest -p no:gpuscale.plugin "$@"\n',

@@ -22,10 +22,7 @@ TWO_CPU_RANKS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
 def gpuscale(
     *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> "CompletedProcess[str]":
-    """Return the exit code and what the command printed, neither to a terminal.
-
-    It runs in this process, which has imported it already.
-    """
+    """Run the command in this process, which has imported it already, without a terminal."""
     words, out, err = [str(argument) for argument in arguments], StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd or Path.cwd())

@@ -55,10 +55,7 @@ def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
 def request_for(
     folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 240, nodes: int = 0, **more: Any
 ) -> RunRequest:
-    """Return the request for one run of a script; `more` are attributes of its case.
-
-    With `nodes`, the run is across that number of nodes, each with two cores.
-    """
+    """Return the request for one run of a script, across `nodes` of two cores if any are given."""
     path = folder / "train.py"
     path.write_text(PRELUDE + script)
     settings = {"command": f"{sys.executable} {path}", "batch": 8, **more}

@@ -95,10 +95,7 @@ class Host:
         _on(self, "tc", "qdisc", "del", "dev", "eth0", "root")
 
     def limit_uplink(self, rate: str, *, beyond: Sequence["Host"], adapter: str) -> None:
-        """Send no faster than `rate` to these hosts, as behind a switch whose uplink is slow.
-
-        `adapter` limits what is sent to others: without it only this machine's cores would.
-        """
+        """Send to these hosts as behind a switch with a slow uplink, and to others by `adapter`."""
         root = "dev eth0 root handle 1: htb default 1"
         _on(self, "tc", "qdisc", "add", *root.split())
         for number, limit in (("1:1", adapter), ("1:2", rate)):

@@ -86,11 +86,7 @@ class Fleet:
         )
 
     def sweep(self, past: Sequence[Sequence[NodeVisit]] = ()) -> "Sweep":
-        """Visit all nodes, a control with every `at_once` of them, and the suspects again.
-
-        Before the suspects each control is visited once more, and one with every two of them, as
-        in a real sweep.
-        """
+        """Visit all nodes and then the suspects, with controls in between as in a real sweep."""
         order = self.rng.sample(range(self.nodes), self.nodes)
         controls = order[: max(2, min(4, self.nodes // 3))]
         # The second jobs take the last tenth of the sweep.

@@ -76,10 +76,7 @@ def make_site(
     baseline: str = "here",
     case: str = "case",
 ) -> Path:
-    """Make a user's folder with a baseline and no case yet; it is not a checkout of gpuscale.
-
-    The `published` figures are (CPU ranks, nodes, samples per second) of the tiny case's batch.
-    """
+    """Make a user's folder, with a baseline of (CPU ranks, nodes, samples per second)."""
     if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
         skip_unless_required("needs gpuscale installed in this environment (make setup)")
     root = folder / "site"

@@ -53,10 +53,7 @@ def slurm_cluster(
     topology: Sequence[str] = (),
     down_after_s: int = 10,
 ) -> Iterator[Cluster]:
-    """A running Slurm, whose daemons and jobs end with the block.
-
-    `nodes` gives the processors of each, as in `slurm.conf`; each has at most 4 GPUs.
-    """
+    """A running Slurm of `nodes` with these CPUs, whose daemons and jobs end with the block."""
     variables = {"SLURM_CONF": "{directory}/slurm.conf"}
     with cluster_of(
         list(nodes), programs=_PROGRAMS, packages="slurm-wlm munge", variables=variables

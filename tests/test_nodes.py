@@ -62,10 +62,7 @@ def probes(
     slow_link: tuple[int, int] | None = None,
     slow_device: tuple[int, int] | None = None,
 ) -> list[NodeProbe]:
-    """Return the probes of a job's nodes, whose times vary by some percent.
-
-    Without devices all nodes compute alike.
-    """
+    """Return the probes of a job's nodes, whose times vary; without devices all compute alike."""
 
     def time_s(*, slow: bool) -> float:
         return 0.01 * chance.lognormvariate(0, SPREAD) * (2.0 if slow else 1.0)

@@ -109,16 +109,13 @@ def judged_on_night(nights: Sequence[Results], at: int) -> EntryVerdict:
     return compared_on_night(nights, at).entries[0]
 
 
-def nights_with_a_step(factor: float, deviations: tuple[float, float], seed: int) -> list[Results]:
-    """Eleven nights of three runs, on 1 and 2 GPUs; from the sixth on both steps take longer.
-
-    `deviations` are those of the rows' nights; runs deviate by another 1%.
-    """
+def nights_with_a_step(factor: float, seed: int) -> list[Results]:
+    """Eleven nights of three runs on 1 and 2 GPUs, whose steps take longer from the sixth on."""
     rng = np.random.default_rng(seed)
     nights = []
     for number in range(11):
         level_s = 0.042 * (factor if number > 4 else 1.0)
-        of_night = [rng.normal(1, deviation) for deviation in deviations]
+        of_night = [rng.normal(1, deviation) for deviation in (0.025, 0.015)]
         runs = [
             run(gpus, level_s * share * its * rng.normal(1, 0.01), index=index)
             for gpus, share, its in zip((1, 2), (1.0, 1.1), of_night, strict=True)
@@ -130,7 +127,7 @@ def nights_with_a_step(factor: float, deviations: tuple[float, float], seed: int
 
 @pytest.mark.parametrize("factor", [1.24, 0.8])
 def test_an_efficiency_before_is_of_one_level_whichever_row_changed_first(factor: float) -> None:
-    machines = (nights_with_a_step(factor, (0.025, 0.015), seed) for seed in range(12))
+    machines = (nights_with_a_step(factor, seed) for seed in range(12))
     rows = (compared_on_night(each, at).entries[1] for each in machines for at in range(6, 11))
     found = [known(row.baseline).efficiency for row in rows]
     # A loss that is told by its level is shown without an efficiency.

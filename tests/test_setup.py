@@ -170,10 +170,7 @@ def built(kind: str, tree: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel and what judging needs.
-
-    The wheel is built of the source distribution, as `python -m build` does.
-    """
+    """The Python of an environment with what judging needs and the source distribution's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
     for name in ("gpuscale", "bench_cases", "baselines"):

@@ -77,8 +77,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
 
 def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
     uneven = measured({1: [0.1 * f for f in QUIET_NOW[:3]], 2: [0.12 * f for f in QUIET_NOW[:4]]})
-    step = judge_session(BEFORE, uneven)
-    assert _row(step, 2).analysed_after == 3
+    assert _row(judge_session(BEFORE, uneven), 2).analysed_after == 3
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
@@ -108,9 +107,8 @@ def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed
 def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
     # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
     times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in QUIET_NOW[:5]]}
-    step = judge_session(BEFORE, measured(times))
-    assert _row(step, 1).status is RowStatus.SETTLED
-    assert _row(step, 1).analysed_after == 3
+    row = _row(judge_session(BEFORE, measured(times)), 1)
+    assert (row.status, row.analysed_after) == (RowStatus.SETTLED, 3)
 
 
 def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
@@ -165,8 +163,7 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
 def test_runs_made_after_many_failures_are_looked_at() -> None:
     failed = [run(2, None, index=i) for i in range(1, 9)]
     now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
-    step = judge_session(BEFORE, now)
-    assert _row(step, 2).status is RowStatus.CONFIRMED
+    assert _row(judge_session(BEFORE, now), 2).status is RowStatus.CONFIRMED
 
 
 def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
@@ -178,16 +175,15 @@ def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
 
 def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
     now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(BEFORE, now, gpus=[2])
-    assert _row(step, 2).status is RowStatus.CONFIRMED
-    assert _row(step, 2).entry.changed_quantity == "E(n)"
+    row = _row(judge_session(BEFORE, now, gpus=[2]), 2)
+    assert (row.status, row.entry.changed_quantity) == (RowStatus.CONFIRMED, "E(n)")
 
 
 def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
     lost = [run(1, None, index=i) for i in range(1, 6)]
     now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    step = judge_session(BEFORE, now)
-    assert (_row(step, 2).status, _row(step, 2).analysed_after) == (RowStatus.CONFIRMED, 4)
+    row = _row(judge_session(BEFORE, now), 2)
+    assert (row.status, row.analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:

@@ -136,10 +136,7 @@ def warm_session(
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    """The process that processes with these variables are forked from.
-
-    It ends once its input is closed, with this process at the latest.
-    """
+    """The process that processes with these variables are forked from; it ends with this one."""
     key, usual = _early(environment), _early(AT_FIRST)
     if key not in _SERVERS:
         # No more than two have torch in memory.
@@ -162,9 +159,9 @@ def _early(environment: Mapping[str, str]) -> _Variables:
 
 
 def _serve() -> _Request:
-    """Answers requests until there are no more; in a process that is asked for, returns its own.
+    """Answer requests for processes by their numbers, and to numbers by their exit codes.
 
-    The answer to a request for a process is its number, and to a number its exit code.
+    In a process that is asked for, its own request is returned.
     """
     # For those that are forked.
     from gpuscale.measure.launch import PRELOADED, import_all
@@ -244,10 +241,7 @@ def _wait_to_be_keeper(session: socket.socket) -> NoReturn:
 
 
 def _accept_unsteady_runs() -> None:
-    """Have runs judged as if all their windows were too short for it.
-
-    What else a busy machine does makes the steps of a run differ.
-    """
+    """Have runs judged as if all their windows were too short for it, since machines are busy."""
     from gpuscale.measure.launch import collect
 
     vars(collect)["SHORTEST_JUDGED_S"] = math.inf

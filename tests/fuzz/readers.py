@@ -1,8 +1,6 @@
-"""Spoils stored files, and checks that readers answer in a value or in one line.
+"""Spoils stored files, and checks what readers make of them.
 
-Whatever a file holds, a reader gives a value that can be written and read again, and shown, or
-raises a `GpuscaleError` of one printable line. Anything else is printed with the number of its
-mutation.
+It is a value that can be written and read again, and shown, or an error of one printable line.
 """
 
 import random
