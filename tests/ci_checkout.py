@@ -133,7 +133,7 @@ def _baseline() -> Baseline:
     return replace(all_cases[0], runs=tuple(run for one in all_cases for run in one.runs))
 
 
-def use_real_pytest(root: Path, test: str) -> Path:
+def use_real_pytest(root: Path, test: str) -> None:
     """Use the real pytest on this test file, with results that are there once a test begins."""
     write_program(
         root / ".venv/bin/pytest",
@@ -153,9 +153,7 @@ def use_real_pytest(root: Path, test: str) -> Path:
                 shutil.copy("{root}/verdict-0.jsonl", item.config.getoption("results"))
             """)
     )
-    path = cases / "test_mnist_cnn.py"
-    path.write_text(test)
-    return path
+    (cases / "test_mnist_cnn.py").write_text(test)
 
 
 def write_program(path: Path, text: str) -> None:

@@ -40,16 +40,12 @@ def steps(numbers, pace_s=0.01, **more):
 """The beginning of scripts: steps of equal length on a busy machine too."""
 
 
-def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def gpuscale(folder: Path, *arguments: str, **more: Any) -> "subprocess.Popen[str]":
     """Start `gpuscale` in its own process, which reacts to Ctrl-C; both streams are one text."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "gpuscale", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
+    command = [sys.executable, "-m", "gpuscale", *arguments]
+    more |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "preexec_fn": heed_interrupts}
+    process: subprocess.Popen[str] = subprocess.Popen(command, cwd=folder, text=True, **more)
+    return process
 
 
 def request_for(

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from ci_checkout import REPOSITORY
 from command_line import python, ran
+from commands import gpuscale
 from measuring import pytest_command, run_pytest, write_case
 from warm_sessions import TIMEOUT_S
 
@@ -82,21 +83,13 @@ def test_two_jobs_in_one_folder_keep_all_runs_of_both(tmp_path: Path) -> None:
 
 def start_night(folder: Path, *options: str) -> "subprocess.Popen[str]":
     """A night in a process group of its own, as a scheduler would start it."""
-    command = [sys.executable, "-m", "gpuscale", "night", "here", "1", "measure", *QUICK]
-    return subprocess.Popen(
-        [*command, "-p", "no:cacheprovider", *options],
-        cwd=folder,
-        env={
-            **os.environ,
-            "GPUSCALE_NIGHTLY_DIR": str(folder / "nights"),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    variables = {
+        "GPUSCALE_NIGHTLY_DIR": str(folder / "nights"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    words = ("night", "here", "1", "measure", *QUICK, "-p", "no:cacheprovider", *options)
+    return gpuscale(folder, *words, env=os.environ | variables, start_new_session=True)
 
 
 def test_a_signal_after_the_last_run_leaves_a_night_complete(tmp_path: Path) -> None:

@@ -45,15 +45,12 @@ def test_no_name_breaks_the_table_or_becomes_markup() -> None:
 
 @pytest.mark.parametrize("verdicts", [[Verdict.OK], [Verdict.REGRESSED], list(Verdict)])
 def test_500_rows_fit_into_a_comment(verdicts: list[Verdict]) -> None:
-    rows = [
-        entry(
-            verdicts[number % len(verdicts)],
-            case=f"a_rather_long_name_of_a_case_{number}",
-            reason=told(f"of its own, number {number}, about as long as they usually are"),
-            metrics=[peak_memory(Verdict.OK)] * 3,
-        )
-        for number in range(500)
-    ]
+    rows = []
+    for number in range(500):
+        case = f"a_rather_long_name_of_a_case_{number}"
+        reason = told(f"of its own, number {number}, about as long as they usually are")
+        row = entry(verdicts[number % len(verdicts)], case=case, reason=reason)
+        rows.append(replace(row, metrics=(peak_memory(Verdict.OK),) * 3))
     shown = comparison(*rows, notes=[noted(f"{n} " + "a note " * 20) for n in range(100)])
     text = markdown(view(shown, "data=5ms"))
     assert len(text.encode()) <= 65_536
