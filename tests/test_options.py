@@ -127,11 +127,7 @@ FORGOTTEN = "@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n
     ("cases", "arguments", "message"),
     [
         (["class Case(Tiny):\n    pass"] * 2, [], "::Case; rename one"),
-        (
-            [f"Case = Tiny\n\n{FORGOTTEN}"],
-            [],
-            "has a gpuscale mark but measures nothing",
-        ),
+        ([f"Case = Tiny\n\n{FORGOTTEN}"], [], "test_forgotten has a gpuscale mark but measures"),
         (
             ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],
             ["--size", "huge"],

@@ -289,7 +289,7 @@ def test_a_history_says_what_a_comparison_finds_and_marks_no_usual_night(tmp_pat
     assert " judged REGRESSED by compare --history: 2 of 2 rows: " in told
     # The row that is regressed is not unclear as well.
     assert "UNCLEAR" not in told
-    assert told.endswith("nights to tell whether the level changed: mnist_cnn/ddp on 2 GPUs")
+    assert told.endswith("few nights to tell whether the level changed: mnist_cnn/ddp on 2 GPUs")
     alone = " ".join(gpuscale("history", tmp_path, "--gpus", "2").stdout.split())
     assert alone.startswith("REGRESSED by compare --history: 1 of 1 row: every GPU lost ")
     assert "UNCLEAR" not in alone
