@@ -102,7 +102,7 @@ UPGRADED = {
 }
 CPU_RANKS: Mapping[str, Any] = {"configurations": (ON_CPU,), "telemetry": False}
 ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
-BOTH = (CNN, nights.BY_DP)
+BOTH = {"configurations": (CNN, nights.BY_DP), "phases": False}
 PAIRS = [replace(night, runs=2) for night in ALLOCATIONS]
 ON_4, ONE = frozenset({4}), frozenset({1})
 FINE = ToleranceOverride(gpus=4, margin=0.02)
@@ -191,9 +191,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
     "on_cpu": on_both_sides(Fault(computing=1.1), **CPU_RANKS),
-    "both_strategies": on_both_sides(
-        Fault(communication_s=0.01), phases=False, configurations=BOTH
-    ),
+    "both_strategies": on_both_sides(Fault(communication_s=0.01), **BOTH),
     "two_sizes": on_both_sides(WELL, configurations=(CNN, replace(CNN, size="smoke"))),
     "nothing_in_common": Scenario(now(configurations=(RESNET,))),
     "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
@@ -527,12 +525,7 @@ def test_a_history_has_a_sick_gpu_and_its_recovery_which_comparisons_name(folder
         if 12 <= day < 15:
             night = replace(night, fault=Fault(computing=1.12, device=2, clock=0.88))
         write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
-    check(
-        "history_of_faults.txt",
-        given("history", "."),
-        # The first night with the new driver, with the sick GPU, without it, and of the drift.
-        *(
-            given("compare", "--history", ".", f"night-{day:02d}/results.jsonl")
-            for day in (6, 12, 15, 29)
-        ),
-    )
+    # The first night with the new driver, with the sick GPU, without it, and of the drift.
+    files = (f"night-{day:02d}/results.jsonl" for day in (6, 12, 15, 29))
+    judged = (given("compare", "--history", ".", file) for file in files)
+    check("history_of_faults.txt", given("history", "."), *judged)
