@@ -28,9 +28,10 @@ def failed(kind: FailureKind, message: str = "rank 1 ended", *, index: int = 1) 
     return replace(make.run(2, None, index=index), failure=failure)
 
 
-def attempt(*runs: Run, exit_code: int = 1, items: Items = ALL_ITEMS, **more: Any) -> Attempt:
+def attempt(*runs: Run, **asked: Any) -> Attempt:
+    usual = {"exit_code": 1, "items": ALL_ITEMS, "stopped_by": None, "machine": None}
     results = make.results(*runs) if runs else None
-    return Attempt(exit_code=exit_code, items=items, results=results, **more)
+    return Attempt(results=results, **usual | asked)
 
 
 INFRASTRUCTURE = [
