@@ -28,10 +28,12 @@ def failed(kind: FailureKind, message: str = "rank 1 ended", *, index: int = 1) 
     return replace(make.run(2, None, index=index), failure=failure)
 
 
+USUAL: dict[str, Any] = {"exit_code": 1, "items": ALL_ITEMS, "stopped_by": None}
+
+
 def attempt(*runs: Run, **asked: Any) -> Attempt:
-    usual = {"exit_code": 1, "items": ALL_ITEMS, "stopped_by": None, "machine": None}
     results = make.results(*runs) if runs else None
-    return Attempt(results=results, **usual | asked)
+    return Attempt(results=results, **{**USUAL, **asked})
 
 
 INFRASTRUCTURE = [
