@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
 import pytest
 from browser import seen_in_chromium
-from builders import baseline, environment, measured, results, results_text, run
+from builders import results, results_text, run
 from builders.nights import CNN, RESNET, Fault, Night, baseline_of, results_of_night, write_night
 from changing import replace
 from command_line import gpuscale, refusal
@@ -18,10 +18,9 @@ from test_over_nights import write_nights
 from gpuscale.analysis.history import history_of
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
-from gpuscale.records import Environment, Results
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.page import Section, Subject, Table, readable, write_index
-from gpuscale.reports.page.sections import machines, measured_headline, nights
+from gpuscale.reports.page import Subject, readable, write_index
+from gpuscale.reports.page.sections import measured_headline, nights
 from gpuscale.store.campaign_folders import NightRecord, record_files
 from gpuscale.store.files import write_baseline
 from gpuscale.store.results import leave_out, read_results
@@ -238,52 +237,12 @@ def luminance(colour: str) -> float:
 
 
 def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
-    first = replace(environment(), torch_version="2.11")
-    second = results(run(4, 1.0), where=replace(first, torch_version="2.12"))
-    several = [results(run(1, 1.0), run(2, None), where=first), second]
+    several = [results(run(1, 1.0), run(2, None)), results(run(4, 1.0))]
     said = dict(measured_headline(Subject(results=several)))
     why = "since no run of the others is valid; no baseline was given, so nothing is judged"
     assert said["MEASURED"] == f"2 of 3 rows, {why}"
-    # The software is that of the first file, which also names the place.
-    assert "2.11" in said["software"]
     alone = dict(measured_headline(Subject(results=several[1:])))
     assert alone["MEASURED"] == "1 row; no baseline was given, so nothing is judged"
-
-
-def cells(found: Section | None) -> dict[str, list[str]]:
-    """Return the texts of each row of a section's table, with the small type of its first cell."""
-    (table,) = known(found).tables
-    assert isinstance(table, Table)
-    words = {}
-    for row in table.rows:
-        label, *texts = row.values()
-        words[f"{label.text} {label.below}".strip()] = [text.text for text in texts]
-        tones = {text.tone for text in texts}
-        assert tones == ({"doubt"} if label.below else {""})
-    return words
-
-
-def on(host: str, **changes: object) -> Environment:
-    return replace(environment(job_id=host), host=host, **changes)
-
-
-def test_machines_are_named_on_both_sides_and_only_what_differs_is_marked() -> None:
-    now: Sequence[Results] = [
-        replace(measured({1: [1.0]}), environment=on("n1", driver_version="580", launcher="slurm")),
-        replace(measured({1: [1.0]}), environment=on("n2", driver_version="580", launcher="slurm")),
-    ]
-    then = replace(baseline({1: [1.0]}), environments={"a": on("n1", driver_version="570")})
-    found = cells(machines(Subject(results=now, baseline=then)))
-    assert found["driver differs"] == ["570", "580"]
-    assert found["host differs"] == ["n1", "n1, n2"]
-    # Machine and job are others anyway, and what is unknown is no difference.
-    assert found["job"][0] == "n1"
-    assert found["launcher"] == ["–", "slurm"]
-    assert "machine" in found
-    assert "devices" in found
-    alone = cells(machines(Subject(results=now)))
-    assert alone["host"] == ["n1, n2"]
-    assert "devices" in alone
 
 
 @pytest.mark.parametrize(("faster", "tone"), [(0.8, "loss"), (1.25, "pass")])

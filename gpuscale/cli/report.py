@@ -31,7 +31,7 @@ from gpuscale.store.files import write_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write one HTML file of results, without scripts or network access: the verdict and its "
-        "causes, every row, the phases of a step, the GPUs, earlier nights and the machines."
+        "causes, every row, the phases of a step, the GPUs and earlier nights."
     )
     text = (
         "results files of one machine, and folders of nights for the history; without a file the "

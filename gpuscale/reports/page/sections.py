@@ -1,14 +1,12 @@
-"""The report page: its verdict, and its sections on causes, rows, nights and machines."""
+"""The report page: its verdict, and its sections on causes, rows and nights."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.host import device_word
-from gpuscale.judge.sides import machine_label
-from gpuscale.records import Environment, Results, Run, Verdict
+from gpuscale.records import Results, Run, Verdict
 from gpuscale.records.configuration import commands_text
-from gpuscale.records.environment_diff import ENVIRONMENT_FIELDS, listed
 from gpuscale.reports import history_text, history_verdict, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
@@ -72,7 +70,6 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
         "MEASURED": f"{rows}; no baseline was given, so nothing is judged{judging}",
         "beware": phrases.busy_text(subject.runs),
         "command": commands_text(run.configuration for run in subject.runs),
-        "software": phrases.software_text(subject.results[0].environment),
     }
     return [(label, text) for label, text in facts.items() if text]
 
@@ -116,69 +113,6 @@ def _measured(runs: Sequence[Run]) -> Section:
     )
     notes = [*table_notes(points), *odd_runs(runs), *failures(runs)]
     return Section(title="Rows", tables=[table], notes=notes)
-
-
-_DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
-"""Labels of facts never highlighted as different; other GPUs are highlighted as `devices`."""
-
-
-def machines(subject: Subject) -> Section | None:
-    """Return a section on the machines of results and baseline; None if only dates are known."""
-    here = [result.environment for result in subject.results]
-    begun = [result.created_at for result in subject.results]
-    jobs = [
-        r.allocation or result.environment.job_id for result in subject.results for r in result.runs
-    ]
-    sides = {"now": _facts(here[0].hardware_label, begun, jobs, here)}
-    if (before := subject.baseline) is not None:
-        machine = machine_label(before)
-        begun = [before.recorded_at] if before.recorded_at else []
-        there = [*before.environments.values()]
-        jobs = [environment.job_id for environment in there]
-        sides = {f"baseline {before.name}": _facts(machine, begun, jobs, there), **sides}
-    rows = []
-    for name in sides["now"]:
-        known = [side[name] or phrases.UNKNOWN for side in sides.values()]
-        if set(known) != {phrases.UNKNOWN}:
-            # An unknown fact is not a difference.
-            differ = len({*known} - {phrases.UNKNOWN}) > 1 and name not in _DIFFER_ANYWAY
-            row = {"": Cell(name, "differs" if differ else "")}
-            tone: Tone = "doubt" if differ else ""
-            for side, text in zip(sides, known, strict=True):
-                row[side] = Cell(text, tone=tone)
-            rows.append(row)
-    if len(rows) == 1:
-        return None
-    table = Table(
-        caption="When, where and with what it was measured",
-        rows=rows,
-        words=frozenset(("", *sides)),
-    )
-    return Section(title="Machines", tables=[table])
-
-
-def _facts(
-    machine: str,
-    begun: Sequence[str],
-    jobs: Sequence[str | None],
-    environments: Sequence[Environment],
-) -> dict[str, str]:
-    """Return facts about the results or the baseline, keyed by label; an unknown fact is empty."""
-    variables = {"=".join(pair) for each in environments for pair in each.variables.items()}
-    values: dict[str, Iterable[object]] = {
-        "machine": [machine],
-        "devices": [environment.hardware_label for environment in environments],
-        "measured": [f"{datetime.fromisoformat(each):%Y-%m-%d %H:%M %Z}" for each in begun],
-        "job": jobs,
-        "host": [environment.host for environment in environments],
-        **{f.words: map(f.value, environments) for f in ENVIRONMENT_FIELDS if f.words is not None},
-        "launcher": [environment.launcher for environment in environments],
-        "variables": [", ".join(sorted(variables))],
-    }
-    return {
-        name: listed([*dict.fromkeys(str(each) for each in facts if each is not None)])
-        for name, facts in values.items()
-    }
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
@@ -227,7 +161,6 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     budget,
     phases,
     ranks,
-    machines,
 )
 """Functions that create the sections below the verdict, in order; each may return None."""
 _TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
@@ -244,6 +177,8 @@ def report_html(subject: Subject) -> str:
         word, first = of_nights
         tone = _TONES_OF_NIGHTS.get(word, "doubt")
         facts.append(("baseline", "none was given; --history DIR judges the last night"))
+    if software := phrases.software_text(subject.results[0].environment):
+        facts.append(("software", software))
     if subject.folder:
         facts = [
             (label, f"{subject.folder}: {text}" if label == "now" else text)
