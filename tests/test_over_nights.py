@@ -213,7 +213,7 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison() -> None:
     assert dots.get_ydata()[-1] == pytest.approx(now) == known(row.last.samples_per_s).value
 
 
-def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_path: Path) -> None:
+def test_a_history_says_how_the_comparison_judges_its_last_night(tmp_path: Path) -> None:
     # In the first folder by so little that it may be noise.
     for folder, factor, judged in (
         ("noise", 1.015, "ok by compare --history: 2 of 2 rows: no loss of "),
@@ -232,7 +232,8 @@ def test_a_history_says_how_the_comparison_judges_a_night_that_stands_out(tmp_pa
     assert head.startswith("UNCLEAR")
     assert " by compare --history: " in head
     usual = sorted((tmp_path / "loss").iterdir())[:-1]
-    assert "judged" not in gpuscale("history", *usual).stdout
+    head = " ".join(gpuscale("history", *usual).stdout.split())
+    assert " judged ok by compare --history: 2 of 2 rows: no loss of " in head
 
 
 def history_of_rates(samples_per_s: Sequence[float]) -> History:
@@ -287,13 +288,7 @@ def test_a_history_says_what_a_comparison_finds_and_marks_no_usual_night(tmp_pat
     told = " ".join(gpuscale("history", tmp_path).stdout.split())
     assert told.startswith("SLOWER 1 of 2 rows from 2026-09-27 on")
     assert " judged REGRESSED by compare --history: 2 of 2 rows: " in told
-    # The row that is regressed is not unclear as well.
-    assert "UNCLEAR" not in told
     assert told.endswith("few nights to tell whether the level changed: mnist_cnn/ddp on 2 GPUs")
-    alone = " ".join(gpuscale("history", tmp_path, "--gpus", "2").stdout.split())
-    assert alone.startswith("REGRESSED by compare --history: 1 of 1 row: every GPU lost ")
-    assert "UNCLEAR" not in alone
-    assert "STEADY" not in alone
     assert "−4.5 %, new level" in told
     assert "far from the other nights" not in told
     files = sorted(tmp_path.iterdir())
@@ -302,15 +297,11 @@ def test_a_history_says_what_a_comparison_finds_and_marks_no_usual_night(tmp_pat
 
 
 def test_a_worse_scaling_is_named_beside_a_history_whose_rows_are_slower(tmp_path: Path) -> None:
-    for folder, on_1, on_2, rows in (("scaling", 1.0, 1.2, 1), ("every", 1.2, 1.0, 2)):
-        truth, scaling = ([1.0] * 10 + [factor] * 2 for factor in (on_1, on_2))
-        nights = tmp_path / folder
-        write_nights(nights, 12, truth.__getitem__, runs=3, on_2=scaling.__getitem__)
-        told = " ".join(gpuscale("history", nights).stdout.split())
-        assert told.startswith(f"SLOWER {rows} of 2 rows")
-        judged = " judged REGRESSED by compare --history: 1 of 2 rows: scaling got worse"
-        assert (judged in told) is (rows == 1)
-        assert ("judged" in told) is (rows == 1)
+    scaling = [1.0] * 10 + [1.2] * 2
+    write_nights(tmp_path, 12, lambda night: 1.0, runs=3, on_2=scaling.__getitem__)
+    told = " ".join(gpuscale("history", tmp_path).stdout.split())
+    assert told.startswith("SLOWER 1 of 2 rows")
+    assert " judged REGRESSED by compare --history: 1 of 2 rows: scaling got worse" in told
 
 
 def test_a_history_without_a_name_is_that_of_the_only_machine_s_nights(tmp_path: Path) -> None:

@@ -147,12 +147,6 @@ class History:
         return night_names([(night.began_at, night.folder) for night in self.nights])
 
     @property
-    def is_unusual(self) -> bool:
-        """True if a row stands out on the last night."""
-        last = len(self.nights) - 1
-        return any(row.stands_out and row.nights[-1] == last for row in self.rows)
-
-    @property
     def label(self) -> str:
         """Number of nights, and their machine if it is known: `24 nights of Tesla V100`."""
         of_machine = f" of {self.machine}" if self.machine else ""

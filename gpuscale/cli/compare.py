@@ -22,11 +22,11 @@ from gpuscale.judge.compare.earlier import (
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Run, Verdict
-from gpuscale.records.verdict import SLOWDOWNS, BaselineKind
+from gpuscale.records import Baseline, Comparison, Results, Run
+from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.history_verdict import UNCLEAR, verdicts
+from gpuscale.reports.history_verdict import verdict
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
@@ -168,32 +168,16 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
 
-def open_verdict(
+def view_of_last_night(
     nights: Sequence[Results], history: History, arguments: argparse.Namespace
 ) -> View | None:
-    """Compare the last night with earlier ones; None if the history's verdict says the same."""
+    """Compare the last night with earlier ones; None if it lacks the rows or nights are too few."""
     results = last_night(nights)
     tonight = {each.allocation_of(run) for each in results for run in each.runs}
-    said = dict(verdicts(history))
-    if not said or history.nights[-1].allocation not in tonight:
+    if verdict(history) is None or history.nights[-1].allocation not in tonight:
         return None
     reference = reference_of_nights(None, nights, results)
-    comparison = judged(reference, results, [], arguments)
-    rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}
-
-    def is_said(entry: EntryVerdict) -> bool:
-        row = rows.get((entry.configuration, entry.key.gpus)) if entry.configuration else None
-        if row is not None and row.nights[-1] < len(history.nights) - 1:
-            return entry.verdict is Verdict.MISSING
-        if row is None or row.recent_loss is None:
-            return entry.verdict.is_pass
-        # SLOWER says nothing of scaling or of other metrics.
-        return entry.verdict.is_loss and entry.finding in SLOWDOWNS
-
-    is_open = history.is_unusual or UNCLEAR in said
-    if not is_open and all(map(is_said, comparison.entries)):
-        return None
-    return view_of(comparison, results)
+    return view_of(judged(reference, results, [], arguments), results)
 
 
 def outputs_of(

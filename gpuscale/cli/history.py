@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli import inputs
-from gpuscale.cli.compare import open_verdict
+from gpuscale.cli.compare import view_of_last_night
 from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
@@ -30,9 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     nights = read_nights(arguments.paths or [default_folder()])
     inputs.validate_choice(nights, arguments)
     history = history_of(nights, inputs.choice_of(arguments))
-    view = open_verdict(nights, history, arguments)
+    view = view_of_last_night(nights, history, arguments)
     judged = None if view is None else view.headline[0]
-    entries = () if view is None else view.comparison.entries
-    lost = {(e.configuration, e.key.gpus) for e in entries if e.configuration and e.verdict.is_loss}
-    inputs.say(render(history, Screen.of(sys.stdout), judged, lost))
+    inputs.say(render(history, Screen.of(sys.stdout), judged))
     return ExitCode.OK

@@ -1,6 +1,6 @@
 """The history of a machine as text: the state of its rows, and when they changed."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 
 from gpuscale.analysis.estimates import odd_one
@@ -12,14 +12,7 @@ from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
-from gpuscale.reports.history_verdict import (
-    MOST_NAMED,
-    RowKey,
-    is_weak,
-    rate_word,
-    row_names,
-    verdict,
-)
+from gpuscale.reports.history_verdict import MOST_NAMED, is_weak, rate_word, row_names, verdict
 from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "speed against level"
@@ -30,19 +23,13 @@ _MOST_NIGHTS = FEWEST_NIGHTS + 1
 """Maximum number of latest nights shown one by one: enough to tell if the last one stands out."""
 
 
-def render(
-    history: History,
-    screen: Screen,
-    judged: tuple[str, str] | None = None,
-    lost: Collection[RowKey] = (),
-) -> str:
+def render(history: History, screen: Screen, judged: tuple[str, str] | None = None) -> str:
     """Return the history as text, the latest changes first, without a final line break.
 
     `judged` is the last night's verdict from a comparison with earlier nights: a word and a text.
-    `lost` are the rows that it found to be worse.
     """
     first = (level_header(history), STANDING)
-    lines = [*_head(history, screen, judged, verdict(history, lost))]
+    lines = [*_head(history, screen, judged)]
     lines += [text_table(standings(history), screen.columns, first=first), ""]
     if len(history.nights) > 1:
         last = history.names[-_MOST_NIGHTS:]
@@ -116,16 +103,9 @@ def node_table(history: History) -> list[dict[str, Cell]]:
     ]
 
 
-def _head(
-    history: History,
-    screen: Screen,
-    judged: tuple[str, str] | None,
-    said: tuple[str, str] | None,
-) -> Iterator[str]:
-    if judged is not None:
-        judged = judged[0], f"by compare --history: {judged[1]}"
-    if first_line := said or judged:
-        first, *rest = wrapped(f"{first_line[0]:<8}  {first_line[1]}", screen.columns)
+def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
+    if said := verdict(history):
+        first, *rest = wrapped(f"{said[0]:<8}  {said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = history.nights[-1]
@@ -133,8 +113,9 @@ def _head(
     folder = last.folder and f"folder {last.folder}"
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
     yield f"last      {', '.join(filter(None, facts))}"
-    if said and judged:
-        yield from wrapped(f"judged    {' '.join(judged)}", screen.columns)
+    if judged:
+        word, text = judged
+        yield from wrapped(f"judged    {word} by compare --history: {text}", screen.columns)
     yield ""
 
 

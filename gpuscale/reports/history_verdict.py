@@ -1,41 +1,23 @@
 """The state of a history's rows, gravest first: SLOWER, UNUSUAL, MISSING, UNCLEAR or STEADY."""
 
-from collections.abc import Collection
-
 from gpuscale.analysis.history import History, RowHistory
 from gpuscale.analysis.level_changes import REMEMBERED
 from gpuscale.base.text import rough_percent
 from gpuscale.judge.baseline import TOO_WEAK
-from gpuscale.records import Configuration, PointKey
+from gpuscale.records import PointKey
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports import phrases
 
 MOST_NAMED = 2
 """Maximum number of rows that the verdict names for each problem."""
-UNCLEAR = "UNCLEAR"
-"""Verdict on a history whose nights are too few, or vary too widely, to show a change."""
-RowKey = tuple[Configuration, int]
-"""A row of a history or of a comparison: its configuration and number of GPUs."""
 
 
-def verdict(history: History, lost: Collection[RowKey] = ()) -> tuple[str, str] | None:
-    """Return the gravest verdict, and a text with all; None without any (see `verdicts`)."""
-    if not (found := verdicts(history, lost)):
-        return None
-    (word, text), *others = found
-    return word, "; ".join((text, *map(" ".join, others)))
-
-
-def verdicts(history: History, lost: Collection[RowKey] = ()) -> list[tuple[str, str]]:
-    """Return each verdict that applies, gravest first, with a text on the rows concerned.
-
-    Rows that a comparison found `lost` are not called unclear as well. The list is empty if all
-    rows have too few nights, or if nothing else is to be said.
-    """
+def verdict(history: History) -> tuple[str, str] | None:
+    """Return the gravest verdict, and a text with all; None if all rows have too few nights."""
     rows, names, nights = history.rows, row_names(history), history.names
     last, rate = len(nights) - 1, rate_word(history)
     if all(row.nights_missing for row in rows):
-        return []
+        return None
     losses = sorted(
         (
             loss.throughput.value,
@@ -64,18 +46,15 @@ def verdicts(history: History, lost: Collection[RowKey] = ()) -> list[tuple[str,
         " with nights that vary so widely that only a lasting loss above "
         f"{phrases.format_range(ends)} would be noticed"
     )
-    open_rows = [row for row in departed if row.is_unclear]
-    unclear = [
-        departed[row] for row in open_rows if (row.point.configuration, row.point.gpus) not in lost
-    ]
+    unclear = [text for row, text in departed.items() if row.is_unclear]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     groups = (
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
         ("MISSING", missing, " without a valid run on the last night"),
-        (UNCLEAR, [names[row.point] for row in blurred], only_large),
-        (UNCLEAR, unclear, f" with too few nights to tell whether it lasts, {rate}"),
+        ("UNCLEAR", [names[row.point] for row in blurred], only_large),
+        ("UNCLEAR", unclear, f" with too few nights to tell whether it lasts, {rate}"),
     )
     count = phrases.counted(len(rows), "row")
     steady = sum(not row.nights_missing for row in rows)
@@ -85,9 +64,10 @@ def verdicts(history: History, lost: Collection[RowKey] = ()) -> list[tuple[str,
         for word, texts, what in groups
         if texts
     ]
-    if found or open_rows:
-        return found
-    return [("STEADY", f"{steady} of {count}: no change since {nights[since]}")]
+    if not found:
+        return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
+    (word, text), *others = found
+    return word, "; ".join((text, *map(" ".join, others)))
 
 
 def is_weak(row: RowHistory) -> bool:
