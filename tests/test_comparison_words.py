@@ -200,17 +200,6 @@ def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> No
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))
 
 
-def test_a_gain_over_sessions_before_and_after_is_not_to_be_measured_in_turn_again() -> None:
-    faster = measured({1: [0.8 * t for t in QUIET]})
-    now = replace(faster, runs=tuple(replace(run, started_at_s=1.7e9) for run in faster.runs))
-    around = baseline({1: QUIET})
-    moments_s = (1.7e9 + hours * 3600 for hours in (-2, -1, 1, 2, 3, 4))
-    runs = (replace(run, started_at_s=s) for run, s in zip(around.runs, moments_s, strict=True))
-    lines = said(compare(replace(around, runs=tuple(runs)), [now]), now)
-    assert "the baseline has runs from before and after these" in lines["beware"]
-    assert "measure both in turn" not in lines["beware"]
-
-
 def two_ranks(*factors: tuple[float, float]) -> Results:
     """Runs on 1 GPU, and on 2 GPUs whose ranks compute longer by these factors."""
     own = phases(data_s=0.002, forward_s=0.03, backward_s=0.06)

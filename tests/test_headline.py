@@ -33,6 +33,7 @@ AGAIN = "measure again once the host is idle"
 MORE_RUNS = "make about 3 more runs: pytest … --runs 5 --resume night.jsonl"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
+SIDES = ("busy_host_before", "busy_host")
 MORE = Remedy("more_runs", runs=6)
 NOISE = Cause(kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=MORE)
 
@@ -154,23 +155,22 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "open_row", "loss"),
+    ("codes", "kind", "open_row", "loss"),
     [
-        ("busy_hosts", "results", "measure both sides again once the host is idle", AGAIN),
-        ("busy_hosts", "baseline", "measure both sides again once the host is idle", AGAIN),
-        ("busy_hosts", "nights", AGAIN, AGAIN),
-        ("busy_host", "results", AGAIN, AGAIN),
-        ("busy_host_before", "results", "measure the baseline again once the host is idle", ""),
-        ("busy_host_before", "nights", MORE_RUNS, ""),
+        (SIDES, "results", "measure both sides again once the host is idle", AGAIN),
+        (SIDES, "baseline", "measure both sides again once the host is idle", AGAIN),
+        (SIDES, "nights", AGAIN, AGAIN),
+        (SIDES[1:], "results", AGAIN, AGAIN),
+        (SIDES[:1], "results", "measure the baseline again once the host is idle", ""),
+        (SIDES[:1], "nights", MORE_RUNS, ""),
     ],
 )
 def test_the_side_with_a_busy_host_is_to_be_measured_again(
-    code: str, kind: BaselineKind, open_row: str, loss: str
+    codes: Sequence[str], kind: BaselineKind, open_row: str, loss: str
 ) -> None:
+    notes = [Statement(code, BUSY.facts) for code in codes]
     for row, words in ((entry(Verdict.INCONCLUSIVE), open_row), (slower(1), loss)):
-        busy = Statement("busy_side", BUSY.facts)
-        facts = {"before": busy, "now": busy} if code == "busy_hosts" else busy.facts
-        judged = replace(comparison(row, notes=[Statement(code, facts)]), baseline_kind=kind)
+        judged = replace(comparison(row, notes=notes), baseline_kind=kind)
         assert headline(judged).get("next", "") == words
 
 
@@ -229,7 +229,7 @@ def test_a_change_on_the_night_that_another_row_lost_is_not_the_first_to_be_undo
     [(Verdict.INCOMPARABLE, "compare with a baseline"), (Verdict.MISSING, "name the results")],
 )
 def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, words: str) -> None:
-    for code in ("busy_host", "busy_host_before"):
+    for code in SIDES:
         busy = Statement(code, BUSY.facts)
         shown = comparison(entry(verdict), entry(verdict, gpus=1), notes=[busy])
         assert headline(shown)["next"].startswith(words)
@@ -241,14 +241,10 @@ def test_a_missing_row_is_measured_by_what_measured_others(command: str | None, 
     assert f"or measure it: {maker} … --resume FILE" in headline(comparison(missing))["next"]
 
 
-def test_what_only_nights_can_show_asks_for_them() -> None:
+def test_a_loss_that_only_nights_show_points_to_their_history() -> None:
     lost = Statement.of("level_lost", loss=0.1, since="2026-11-05", changed=())
-    first = entry(Verdict.INCOMPARABLE, reason=Statement.of("no_earlier_night"))
-    worse = replace(slower(1), reason=lost)
-    more = "compare again after more nights"
-    for row, words in ((worse, "see 'gpuscale history'"), (first, more)):
-        judged = replace(comparison(row), baseline_kind="nights")
-        assert headline(judged)["next"].startswith(words)
+    judged = replace(comparison(replace(slower(1), reason=lost)), baseline_kind="nights")
+    assert headline(judged)["next"].startswith("see 'gpuscale history'")
 
 
 def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:

@@ -136,7 +136,7 @@ def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[
     ("then", "now", "codes"),
     [
         (QUIET, BUSY, {"busy_host"}),
-        (BUSY, BUSY, {"busy_hosts"}),
+        (BUSY, BUSY, {"busy_host", "busy_host_before"}),
         (BUSY, QUIET, {"busy_host_before"}),
         (QUIET, QUIET, set()),
         (None, None, set()),

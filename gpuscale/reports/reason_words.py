@@ -36,7 +36,6 @@ _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
 _ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
-_MORE_NIGHTS = "compare again after more nights"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
@@ -52,14 +51,6 @@ _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got 
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
-_FEW_SESSIONS = (
-    "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ "
-    "({deviation_time} of T is assumed)"
-)
-_DECLARED = (
-    "intervals are widened by an assumed deviation between allocations "
-    "({deviation_time} of T{deviation_speedup})"
-)
 
 
 class Words(NamedTuple):
@@ -183,22 +174,13 @@ WORDS: Mapping[str, Words] = {
     "no_entry": Words(
         "no entry in the baseline",
         short="not in the baseline",
-        remedy="measure the same rows on both sides, or record them: 'gpuscale baseline record'",
+        remedy="measure the same rows on both sides, record them ('gpuscale baseline record'), or "
+        "compare again after more nights",
     ),
     "no_entry_alike": Words(
         "no entry in the baseline with this configuration ({differences})",
         short="in the baseline in another configuration only",
         remedy="measure in the baseline's configuration, or record a baseline of this one",
-    ),
-    "no_earlier_night": Words(
-        "none of the earlier nights measured it",
-        short="in no earlier night",
-        remedy=_MORE_NIGHTS,
-    ),
-    "no_earlier_night_alike": Words(
-        "none of the earlier nights measured it in this configuration ({differences})",
-        short="in earlier nights in another configuration only",
-        remedy=_MORE_NIGHTS,
     ),
     "other_measurement": Words(
         "not the same measurement ({differences})",
@@ -245,8 +227,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        f"{{row}}{{others}}: {{count}} in the baseline, {{enough}} would show their spread: "
-        f"{_DECLARED}"
+        "the baseline has fewer than {enough} allocations of open rows, too few to show how much "
+        "these differ: an assumed deviation widens the intervals"
     ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
@@ -277,10 +259,6 @@ WORDS: Mapping[str, Words] = {
         "far from the rest of the baseline, which has too few allocations to leave it out: "
         "{names}, where T of {row}{others} differed by up to {difference}"
     ),
-    "published_without_spread": Words(
-        "reference figures have no spread: they are judged with a stated tolerance, "
-        "and only for losses"
-    ),
     "published_in_other_precision": Words(
         "the reference figures are of {then}; {label} was measured in {now}"
     ),
@@ -288,10 +266,6 @@ WORDS: Mapping[str, Words] = {
     "environment_changed": Words("changed since the baseline: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
-    "busy_hosts": Words(
-        "a host was busy on both sides: {before} before, {now} now", caution=_ONCE_IDLE
-    ),
-    "busy_side": Words("in {busy} of {made} ({on}: {load})"),
     "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=_ONCE_IDLE),
     "busy_host_before": Words(
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
@@ -308,9 +282,10 @@ WORDS: Mapping[str, Words] = {
         "{row}: an efficiency of {value} is hardly possible, and the runs differ too much to tell "
         f"the true one; {_ONCE_IDLE}"
     ),
-    "few_sessions": Words(f"{_FEW_SESSIONS}; measure both in turn to be sure", caution=""),
-    "few_sessions_around": Words(
-        f"{_FEW_SESSIONS}, though the baseline has runs from before and after these", caution=""
+    "few_sessions": Words(
+        "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ; "
+        "measure both in turn, in more sessions, to be sure",
+        caution="",
     ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",
@@ -404,7 +379,7 @@ def _field_text(value: object) -> str:
 
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("allowed", "deviation_time", "loss", "margin"), format_percent),
+    **dict.fromkeys(("allowed", "loss", "margin"), format_percent),
     **dict.fromkeys(("ok_bound", "p", "significance", "tolerance"), format_percent),
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
     "value": "{:.2f}".format,
@@ -417,10 +392,8 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
         f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
     ),
     "changes": lambda changes: "; ".join(map(environment_text, changes)),
-    "count": lambda count: counted(count, "allocation"),
     "packages": lambda count: f"{counted(count, 'package')} differ{'s' if count == 1 else ''}",
     "deviation": rough_percent,
-    "deviation_speedup": lambda deviation: f", {format_percent(deviation)} of S and E",
     "difference": percent_text,
     "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": lambda counts: ", ".join(

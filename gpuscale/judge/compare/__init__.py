@@ -153,7 +153,6 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     names = history.names
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
-        entry = _refer_to_nights(entry)
         row = None
         if entry.configuration is not None and entry.verdict.is_judged:
             row = rows.get((entry.configuration, entry.key.gpus))
@@ -218,10 +217,3 @@ def judged_nights(
             earlier = earlier_nights(read, results)
             sides = sides_of(baseline_of_nights(earlier, "earlier nights"), results)
             yield results, with_levels(compare_sides(sides, choice), earlier)
-
-
-def _refer_to_nights(entry: EntryVerdict) -> EntryVerdict:
-    """Make the reason mention earlier nights, not a baseline, if these nights lack the row."""
-    codes = {"no_entry": "no_earlier_night", "no_entry_alike": "no_earlier_night_alike"}
-    reason = Statement(codes.get(entry.reason.code, entry.reason.code), entry.reason.facts)
-    return replace(entry, reason=reason)

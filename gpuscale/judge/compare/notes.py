@@ -11,18 +11,7 @@ from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means
 from gpuscale.judge.sides import Sides
-from gpuscale.records import (
-    Baseline,
-    Comparison,
-    EntryKey,
-    EntryVerdict,
-    QuantityName,
-    Run,
-    Statement,
-    Tolerances,
-    Verdict,
-)
-from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
+from gpuscale.records import Baseline, Comparison, EntryVerdict, Run, Statement, Verdict
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
@@ -30,8 +19,6 @@ from gpuscale.records.verdict import Facts
 
 _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
 """Factors beyond which the same training cannot plausibly get faster or slower."""
-_NOTICEABLE = 0.25
-"""Smallest share of an interval that four declared deviations must make up for a note."""
 
 
 def notes_of(
@@ -40,12 +27,12 @@ def notes_of(
     """Return all notes on a comparison, most important first."""
     baseline, after = sides.baseline, sides.after
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
-    few_sessions = [*_few_sessions(rows, entries, baseline)]
+    few_sessions = [*_few_sessions(rows, entries)]
     units = several_units(e.key.configuration for e in (*sides.before.entries, *after.entries))
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *(() if few_sessions else _allocations(baseline, rows, entries)),
+        *(() if few_sessions else _allocations(rows, entries)),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -84,39 +71,17 @@ def _emptiness(
 
 
 def _allocations(
-    baseline: Baseline, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
+    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
-    """Yield a note if a declared deviation makes up a noticeable part of rows' intervals."""
-    declared = baseline.tolerances
-    widened = []
-    for row, entry in zip(rows, entries, strict=True):
-        metric = SPEEDUP if entry.changed_quantity is QuantityName.EFFICIENCY else THROUGHPUT
-        deviation = declared.limits(entry.key, metric).allocation_deviation
-        if row.obstacle is None and row.before and 0 < len(row.before.runs) < MINIMUM_ALLOCATIONS:
-            widened += [row.before] if 4 * deviation >= _NOTICEABLE * _width(entry) else []
-    if widened:
-        fewest = min(widened, key=lambda entry: len(entry.runs))
-        keys = [entry.point.key for entry in widened]
-        ratios = [key for key in keys if key.gpus > 1]
-        yield Statement.of(
-            "few_allocations",
-            row=fewest.point.key,
-            others=sum(len(entry.runs) == len(fewest.runs) for entry in widened) - 1,
-            count=len(fewest.runs),
-            enough=MINIMUM_ALLOCATIONS,
-            deviation_time=_assumed(declared, keys, THROUGHPUT),
-            deviation_speedup=_assumed(declared, ratios, SPEEDUP) if ratios else None,
-        )
-
-
-def _assumed(tolerances: Tolerances, keys: Iterable[EntryKey], metric: str) -> float:
-    return max(tolerances.limits(key, metric).allocation_deviation for key in keys)
-
-
-def _width(entry: EntryVerdict) -> float:
-    if entry.change is None or entry.change.low is None or entry.change.high is None:
-        return math.inf
-    return entry.change.high - entry.change.low
+    """Yield a note if a declared deviation widens the intervals of open rows."""
+    open_rows = (
+        row.before
+        for row, entry in zip(rows, entries, strict=True)
+        if row.before and entry.change and entry.verdict is Verdict.INCONCLUSIVE
+        if entry.change.has_interval
+    )
+    if any(0 < len(before.runs) < MINIMUM_ALLOCATIONS for before in open_rows):
+        yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:
@@ -132,8 +97,11 @@ def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:
 
 def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Yield notes if the baseline is newer than the results or shares an allocation with them."""
-    befores, afters = _starts_of_sides(rows)
-    if befores and afters and befores[0] > afters[-1]:
+    befores, afters = (
+        [run.started_at_s for run in side if run.started_at_s is not None]
+        for side in _runs_of_sides(rows)
+    )
+    if befores and afters and min(befores) > max(afters):
         yield Statement.of("newer_baseline")
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
@@ -209,8 +177,6 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
         for row in rows
         if row.figure and row.figure.metric is None and row.obstacle is None and row.after
     )
-    if judged and not any(row.figure.nights for row in rows if row.figure):
-        yield Statement.of("published_without_spread")
     for precision, configuration in judged:
         if precision != configuration.precision:
             yield Statement.of(
@@ -235,18 +201,10 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    found = {}
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
             host, load = busy[0]
-            found[code] = Statement.of(
-                "busy_side", busy=len(busy), made=len(runs), on=host, load=load
-            )
-    if len(found) == 2:
-        before, now = found.values()
-        yield Statement.of("busy_hosts", before=before, now=now)
-    else:
-        yield from (Statement(code, side.facts) for code, side in found.items())
+            yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
 
 
 def _unlikely_numbers(
@@ -271,23 +229,11 @@ def _unlikely_numbers(
 
 
 def _few_sessions(
-    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict], baseline: Baseline
+    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
 ) -> Iterable[Statement]:
     """Yield a note if too few sessions were measured to tell a gain from variation between them."""
-    if improved := [entry.key for entry in entries if entry.verdict is Verdict.IMPROVED]:
+    if any(entry.verdict is Verdict.IMPROVED for entry in entries):
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
         if before < MINIMUM_ALLOCATIONS:
-            deviation = _assumed(baseline.tolerances, improved, THROUGHPUT)
-            befores, afters = _starts_of_sides(rows)
-            is_between = befores and afters and befores[0] < afters[0] <= afters[-1] < befores[-1]
-            code = "few_sessions_around" if is_between else "few_sessions"
-            yield Statement.of(code, sessions=before, now=now, deviation_time=deviation)
-
-
-def _starts_of_sides(rows: Sequence[MatchedRow]) -> list[list[float]]:
-    """Return the sorted start times (Unix, in seconds) of the baseline's and the results' runs."""
-    sides = _runs_of_sides(rows)
-    return [
-        sorted(run.started_at_s for run in side if run.started_at_s is not None) for side in sides
-    ]
+            yield Statement.of("few_sessions", sessions=before, now=now)

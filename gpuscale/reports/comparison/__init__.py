@@ -69,7 +69,7 @@ class View:
     notes: tuple[str, ...]
     """Notes that are not part of the headline."""
     all_notes: tuple[str, ...]
-    """All notes, preceded by a note on injected faults, if any."""
+    """All notes, also those that are part of the headline."""
     summary: str
     """Number of rows with each verdict, the worst first: `1 regressed, 3 ok`."""
     outcome: str
@@ -84,11 +84,6 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     rows = rows_of(comparison.entries, results)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
-    injected = (
-        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
-        "found, and nothing about the machine"
-    )
-    before = [injected] if injections else []
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
@@ -105,8 +100,8 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
         injections=injections,
         warning=phrases.injection_warning(injections),
-        notes=(*before, *(text for text, elsewhere in said.items() if not elsewhere)),
-        all_notes=(*before, *said),
+        notes=tuple(text for text, elsewhere in said.items() if not elsewhere),
+        all_notes=tuple(said),
         summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)
         or "nothing to compare",
         outcome=_OUTCOMES[comparison.exit_code],

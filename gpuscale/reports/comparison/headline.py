@@ -31,9 +31,7 @@ from gpuscale.reports.comparison.rows import (
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-BUSY_NOW = frozenset(("busy_host", "busy_hosts"))
-"""Codes of the notes on a host that was busy during the current runs."""
-BUSY = BUSY_NOW | {"busy_host_before"}
+BUSY = frozenset(("busy_host", "busy_host_before"))
 """Codes of the notes on a host that was busy during the runs of either side."""
 
 
@@ -235,7 +233,7 @@ def _suspects(rows: Sequence[Row], notes: Collection[str]) -> str:
     """
     codes = {cause.code for row in rows for cause in row.entry.causes}
     suspects = ["a change named below"] if "environment_changed" in codes else []
-    suspects += [] if BUSY_NOW.isdisjoint(notes) else ["other work on the host"]
+    suspects += ["other work on the host"] if "busy_host" in notes else []
     if suspects:
         return f"{' or '.join(suspects)} may be it"
     return "" if "published_figures" in codes else "no change of the environment was recorded"

@@ -24,8 +24,6 @@ _MORE_ONCE_IDLE = {
     "results": "measure both sides again once the host is idle",
 }
 """Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
-_BUSY_BEFORE = {"busy_hosts": "both sides", "busy_host_before": "the baseline"}
-"""Sides to measure again, keyed by the note that reports a busy host in the baseline's runs."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -105,10 +103,11 @@ def _caution(
     """
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
-    if weight == 1 and not first and comparison.baseline_kind != "nights":
+    is_open = weight == 1 and not first and comparison.baseline_kind != "nights"
+    if is_open and "busy_host_before" in notes:
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
-        sides = [side for code, side in _BUSY_BEFORE.items() if code in notes]
-        first = [f"measure {side} again once the host is idle" for side in sides]
+        side = "both sides" if "busy_host" in notes else "the baseline"
+        first = [f"measure {side} again once the host is idle"]
     others = [] if weight == 2 or of_baseline else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 
