@@ -257,16 +257,6 @@ def test_a_budget_marks_an_uncertain_efficiency_and_gains_as_the_table_does() ->
         assert has_note == ("?" in shown)
 
 
-@pytest.mark.parametrize(
-    ("factor", "unit", "value"), [(1.0, "s", 46.9), (60.0, "min", 46.9), (1600.0, "h", 20.8)]
-)
-def test_a_long_epoch_is_drawn_in_minutes_or_hours(factor: float, unit: str, value: float) -> None:
-    (axes,) = drawn("time", Measurements(runs=measured(factor=factor))).figure.axes
-    assert axes.get_ylabel().splitlines()[0] == f"time per epoch ({unit})"
-    (curve,) = curves_in(axes).values()
-    assert at_of(known(curve.lines[0]))[0, 1] == pytest.approx(value, rel=0.01)
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_history_shows_each_level_and_the_night_that_changed_it() -> None:
     nights = made_nights(20, lambda night: 1.0 if night < 12 else 1.08)

@@ -27,8 +27,7 @@ from gpuscale.judge.compare.earlier import earlier_nights
 from gpuscale.judge.sides import baseline_of_results
 from gpuscale.records import Comparison, EntryVerdict, QuantityName, Results, Run, Verdict
 from gpuscale.reports.figures import FIGURES, Measurements
-from gpuscale.reports.history_text import STANDING, notes, render, standings
-from gpuscale.reports.history_verdict import verdict
+from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import read_results
 

@@ -26,7 +26,7 @@ from gpuscale.records import Baseline, Comparison, Results, Run
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.history_verdict import verdict
+from gpuscale.reports.history_text import verdict
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report

@@ -44,8 +44,6 @@ class Facts(TypedDict, total=False):
     beside: float
     bound: float
     deviation: float
-    deviation_speedup: float | None
-    deviation_time: float
     difference: float
     efficiency: float
     factor: float
@@ -62,7 +60,6 @@ class Facts(TypedDict, total=False):
     all_made: int
     among: int
     busy: int
-    count: int
     enough: int
     failed: int
     failures: Mapping[str, int]

@@ -4,18 +4,21 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from gpuscale.analysis.estimates import odd_one
-from gpuscale.analysis.history import History, HistoryEvent
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS
+from gpuscale.analysis.history import History, HistoryEvent, RowHistory
+from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.analysis.scaling import level_at
-from gpuscale.base.text import format_percent
+from gpuscale.base.text import format_percent, rough_percent
+from gpuscale.judge.baseline import TOO_WEAK
+from gpuscale.records import PointKey
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
-from gpuscale.reports.history_verdict import MOST_NAMED, is_weak, rate_word, row_names, verdict
 from gpuscale.reports.screen import Screen, wrapped
 
 STANDING = "speed against level"
+_MOST_NAMED = 2
+"""Maximum number of rows that the verdict names for each problem."""
 _MOST_NODES = 8
 _MOST_ROWS = 4
 """Maximum number of rows that an event lists one by one."""
@@ -32,11 +35,8 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
     lines = [*_head(history, screen, judged)]
     lines += [text_table(standings(history), screen.columns, first=first), ""]
     if len(history.nights) > 1:
-        last = history.names[-_MOST_NIGHTS:]
-        # With the date in each header, five nights would not fit the width of most terminals.
-        day = last[-1][:11] if all(name[:11] == f"{last[-1][:10]}_" for name in last) else ""
-        lines.append(f"{first[0]} of the last nights{day and f' ({day}…)'}:")
-        lines += [text_table(_last_nights(history, day), screen.columns), ""]
+        lines.append(f"{first[0]} of the last nights:")
+        lines += [text_table(_last_nights(history), screen.columns), ""]
     if history.nodes:
         lines += [text_table(node_table(history), screen.columns), ""]
     for event in reversed(history.events):
@@ -51,11 +51,11 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
 
 def notes(history: History) -> Iterator[str]:
     """Yield notes on the history, such as gradual losses and unusual or missing nightly results."""
-    names, rows, of_rows = history.names, history.rows, row_names(history)
+    names, rows, of_rows = history.names, history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
     if unclear := [of_rows[row.point] for row in rows if row.is_unclear]:
-        shown = listed(unclear, MOST_NAMED)
+        shown = listed(unclear, _MOST_NAMED)
         yield f"too few nights to tell whether the level changed: {shown}"
     elif not history.events:
         yield _no_change_text(history)
@@ -67,7 +67,7 @@ def notes(history: History) -> Iterator[str]:
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
             name, since = of_rows[row.point], names[row.lost.since]
-            change, rate = phrases.change_text(row.lost.throughput), rate_word(history)
+            change, rate = phrases.change_text(row.lost.throughput), _rate_word(history)
             yield f"slower and slower since {since}: {name}, {rate} in all {change}"
     if alone := _far_nights(history):
         dates = phrases.enumerated([names[night] for night in sorted(alone)])
@@ -82,7 +82,7 @@ def _far_nights(history: History) -> set[int]:
     far = set[int]()
     for row in history.rows:
         far.update(row.outlying, row.nights[-1:] if row.stands_out else ())
-        if is_weak(row):
+        if _is_weak(row):
             odd = odd_one([history.nights[night].log_costs[row.point] for night in row.nights])
             far.update(() if odd is None else [row.nights[odd]])
     return far
@@ -114,8 +114,8 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
     yield f"last      {', '.join(filter(None, facts))}"
     if judged:
-        word, text = judged
-        yield from wrapped(f"judged    {word} by compare --history: {text}", screen.columns)
+        text = f"judged    {judged[0]} by compare --history: {judged[1]}"
+        yield from wrapped(text, screen.columns)
     yield ""
 
 
@@ -169,11 +169,8 @@ def standings(history: History, *, with_batches: bool = True) -> list[dict[str, 
     return named_on((row.point.configuration.device for row in history.rows), rows)
 
 
-def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
-    """Return a table with the result of each row on each of the latest nights.
-
-    Headers are names without `day`, with which they begin; rows that share a name have batches.
-    """
+def _last_nights(history: History) -> list[dict[str, Cell]]:
+    """Return a table of the latest nights' results; rows that share a name have batches."""
     level, rows = level_header(history), []
     distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
     table = standings(history, with_batches=len(distinct) < len(history.rows))
@@ -182,14 +179,14 @@ def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
         for i in range(len(history.nights))[-_MOST_NIGHTS:]:
             cost = history.nights[i].log_costs.get(row.point)
             text = phrases.UNKNOWN if cost is None else level_text(level_at(row.point, cost))
-            named[history.names[i].removeprefix(day)] = Cell(text)
+            named[history.names[i]] = Cell(text)
         rows.append(named)
     return rows
 
 
 def _no_change_text(history: History) -> str:
     """Explain why a history has no events: no change, too few nightly runs or too much noise."""
-    if any(map(is_weak, history.rows)):
+    if any(map(_is_weak, history.rows)):
         return "no change of level large enough to show among nights that vary so widely"
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
@@ -204,7 +201,7 @@ def _no_change_text(history: History) -> str:
 
 def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
     """Describe an event: `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
-    changes, names = event.changes, row_names(history)
+    changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     details = [
@@ -220,12 +217,82 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
         details.append(f"changed that night: {'; '.join(map(environment_text, event.environment))}")
     else:
         details.append("no change of the environment was recorded that night")
-    sides = [
-        (effect.nights[0] < event.night, effect.nights[-1] >= event.night)
-        for effect in history.nodes
-    ]
-    if {*sides} == {(True, False), (False, True)}:
-        details.append("no node ran both before and since: nodes and machine cannot be told apart")
     rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
     when = f"{'drifted until' if is_drift else 'from'} {history.names[event.night]}"
     return f"{when}: {rows} {'slower' if is_slower else 'faster'}", details
+
+
+def verdict(history: History) -> tuple[str, str] | None:
+    """Return the gravest verdict, and a text with all; None if all rows have too few nights."""
+    rows, names, nights = history.rows, _row_names(history), history.names
+    last, rate = len(nights) - 1, _rate_word(history)
+    if all(row.nights_missing for row in rows):
+        return None
+    losses = sorted(
+        (
+            loss.throughput.value,
+            names[row.point],
+            f"slowly until {nights[loss.onset]}"
+            if loss.kind == "drift" and loss.since == loss.onset
+            else f"from {nights[loss.since]} on",
+        )
+        for row in rows
+        if (loss := row.recent_loss)
+    )
+    whens = {when for *_, when in losses}
+    slower = [
+        f"{name} {phrases.percent_text(change)}{f' {when}' if len(whens) > 1 else ''}"
+        for change, name, when in losses
+    ]
+    departed = {
+        row: f"{names[row.point]} {phrases.percent_text(row.departure)}"
+        for row in rows
+        if row.departure is not None and row.nights[-1] == last
+    }
+    unusual = [text for row, text in departed.items() if row.stands_out]
+    blurred = [row for row in rows if _is_weak(row) and not (row.recent_loss or row.is_unclear)]
+    ends = [*map(rough_percent, sorted(row.smallest_loss or 0.0 for row in blurred))] or [""]
+    only_large = (
+        " with nights that vary so widely that only a lasting loss above "
+        f"{phrases.format_range(ends)} would be noticed"
+    )
+    unclear = [text for row, text in departed.items() if row.is_unclear]
+    # A row that was absent for more than 15 nights is no longer reported as missing.
+    missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
+    groups = (
+        ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
+        ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
+        ("MISSING", missing, " without a valid run on the last night"),
+        ("UNCLEAR", [names[row.point] for row in blurred], only_large),
+        ("UNCLEAR", unclear, f" with too few nights to tell whether it lasts, {rate}"),
+    )
+    count = phrases.counted(len(rows), "row")
+    steady = sum(not row.nights_missing for row in rows)
+    since = max((event.night for event in history.events), default=0)
+    found = [
+        (word, f"{len(texts)} of {count}{what}: {listed(texts, _MOST_NAMED)}")
+        for word, texts, what in groups
+        if texts
+    ]
+    if not found:
+        return "STEADY", f"{steady} of {count}: no change since {nights[since]}"
+    (word, text), *others = found
+    return word, "; ".join((text, *map(" ".join, others)))
+
+
+def _is_weak(row: RowHistory) -> bool:
+    """True if nights vary so much that only a large lasting loss could be detected."""
+    return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
+
+
+def _rate_word(history: History) -> str:
+    """Return `performance` if a row has a metric instead of the step time, else `throughput`."""
+    words = {phrases.rate_word(row.point.configuration) for row in history.rows}
+    return "performance" if "performance" in words else "throughput"
+
+
+def _row_names(history: History) -> dict[PointKey, str]:
+    """Return a name for each row, which differs from those of all others."""
+    points = [row.point for row in history.rows]
+    cases = phrases.set_apart([point.configuration for point in points])
+    return {each: phrases.row_text(cases, each.configuration, each.gpus) for each in points}

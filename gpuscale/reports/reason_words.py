@@ -123,9 +123,7 @@ WORDS: Mapping[str, Words] = {
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
     ),
     "speedup_unknown": Words("{otherwise}; the speedup is unknown: {why}"),
-    "neither_on_1_gpu": Words("neither side has runs on 1 {device}"),
-    "baseline_not_on_1_gpu": Words("the baseline has no runs on 1 {device}"),
-    "results_not_on_1_gpu": Words("no valid run on 1 {device} was measured"),
+    "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
     "other_batch_on_1_gpu": Words("the batch on 1 {device} differs ({before} → {now})"),
     "further_runs": Words("about {needed} would probably settle it", beyond_table=""),
     "unknown_further_runs": Words(
@@ -200,18 +198,11 @@ WORDS: Mapping[str, Words] = {
     "published_uncertain": Words(
         f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy}}"
     ),
-    "published_alone": Words("{otherwise}; {why}"),
     "speedup_reference": Words("the reference of the speedups", beyond_table=""),
     "only_speedup_reference": Words(
         "the reference of the speedups says nothing alone; measure on more {device}s too"
     ),
     "no_published_reference": Words("the reference has no comparable figure for 1 {device}"),
-    "no_measured_reference": Words(
-        "its speedup is unknown: no valid run on 1 {device} was measured"
-    ),
-    "other_published_reference": Words(
-        "its speedup is over another measurement on 1 {device} (batch_per_gpu: {before} → {now})"
-    ),
     "empty_baseline": Words(
         "the baseline has no entries; record some with 'gpuscale baseline record'"
     ),

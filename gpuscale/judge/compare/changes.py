@@ -159,12 +159,9 @@ def _side_sample(samples: Mapping[PointKey, RunSample], *points: PointKey) -> Si
 
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
-    if before is None and now is None:
-        return Statement.of("neither_on_1_gpu")
-    if before is None:
-        return Statement.of("baseline_not_on_1_gpu")
-    if now is None:
-        return Statement.of("results_not_on_1_gpu")
+    if before is None or now is None:
+        sides = {"baseline": before, "results": now}
+        return Statement.of("not_on_1_gpu", names=[name for name in sides if sides[name] is None])
     then, today = before.batch_per_gpu, now.batch_per_gpu
     return None if then == today else Statement.of("other_batch_on_1_gpu", before=then, now=today)
 

@@ -98,7 +98,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
         judgement = _judgement(row, ratios, rates.confidence)
         if obstacle is None:
             return judgement
-        reason = Statement.of("published_alone", otherwise=judgement.entry.reason, why=obstacle)
+        reason = Statement.of("speedup_unknown", otherwise=judgement.entry.reason, why=obstacle)
         return replace(judgement, entry=replace(judgement.entry, reason=reason))
     if figure.gpus == 1:
         # Wall-clock time includes start-up and validation, so it gives no comparable throughput.
@@ -119,12 +119,12 @@ def _speedup_ratio(
     measured = sides.after.by_point
     reference = references_of(measured).get(entry.key)
     if reference is None:
-        return Statement.of("no_measured_reference")
+        return Statement.of("not_on_1_gpu", names=["results"])
     one = sides.published[figure.key._replace(gpus=1)].figure
     assert one is not None, "a published speedup is over a published figure"
     before, now = one.batch_per_gpu, reference.batch_per_gpu
     if before != now:
-        return Statement.of("other_published_reference", before=before, now=now)
+        return Statement.of("other_batch_on_1_gpu", before=before, now=now)
     nights = {at: value / one.nights[at] for at, value in figure.nights.items() if at in one.nights}
     samples, batches = [entry.sample, measured[reference].sample], reference.global_batch
     speedup = log_speedup(samples[0], entry.key.global_batch, samples[1], batches)

@@ -240,17 +240,11 @@ def losses_found(entries: Iterable[EntryVerdict]) -> str:
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     """Return a unique name for each entry, with options if needed to distinguish the rows."""
-    counts = Counter(entry.key for entry in entries)
-    several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
-    known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
-    configurations = [entry.configuration for entry in known if entry.configuration is not None]
-    apart = phrases.set_apart(configurations)
+    apart = phrases.set_apart([e.configuration for e in entries if e.configuration is not None])
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
-        name = entry.key.name
-        if entry.configuration is not None:
-            name = apart.get(entry.configuration, name)
+        name = apart[entry.configuration] if entry.configuration else entry.key.name
         seen[name, entry.key.gpus] += 1
         count = seen[name, entry.key.gpus]
         names.append(name if count == 1 else f"{name} ({count})")

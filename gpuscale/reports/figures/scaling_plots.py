@@ -33,7 +33,6 @@ Origin = Literal["measured", "baseline", "published"]
 MOST_CASES = 4
 """Maximum number of cases in one figure, one below the other."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
-_LONG_UNITS = (("h", 3600), ("min", 60))
 _APART = 1.03
 """Factor between the x positions of adjacent curves' intervals, which would otherwise overlap."""
 
@@ -167,20 +166,17 @@ def _draw(
         axes.text(0.5, 0.5, f"{quantity} not known", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
-    label, scale = "throughput (samples/s)" if quantity == "throughput" else "speedup", 1.0
+    label = "throughput (samples/s)" if quantity == "throughput" else "speedup"
     scale_text = "log scale"
     if quantity == "time":
         # Times of different scope, such as an epoch and a job, must not share an axis.
         known = [curve for curve in known if curve.timed == known[0].timed]
-        longest_s = max(each.value for curve in known for each in curve.values(quantity).values())
-        unit, unit_s = next((each for each in _LONG_UNITS if longest_s >= 2 * each[1]), ("s", 1))
-        label, scale = f"{known[0].timed} ({unit})", 1 / unit_s
+        label = f"{known[0].timed} (s)"
         if samples := known[0].samples_per_epoch:
             scale_text = f"{samples:,} samples, log scale"
     for place, curve in enumerate(known):
         factor = _APART ** (place - (len(known) - 1) / 2)
-        values = {gpus: each.scaled(scale) for gpus, each in curve.values(quantity).items()}
-        _draw_curve(axes, curve, values, styles[curve.label], factor)
+        _draw_curve(axes, curve, curve.values(quantity), styles[curve.label], factor)
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     if quantity == "speedup":
         ends, middle = (1, counts[-1]), math.sqrt(counts[-1])

@@ -7,7 +7,7 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.host import device_word
 from gpuscale.records import Results, Run, Verdict
 from gpuscale.records.configuration import commands_text
-from gpuscale.reports import history_text, history_verdict, phrases
+from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item, Row, losses_found
@@ -121,7 +121,7 @@ def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
         return None
-    return history_verdict.verdict(history)
+    return history_text.verdict(history)
 
 
 def nights(subject: Subject) -> Section | None:

@@ -233,19 +233,12 @@ def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:
 
 def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a note on each command that does not receive the batch size given to gpuscale."""
-    first = {run.configuration: run for run in reversed(runs) if run.is_valid}
-    for configuration, run in reversed(first.items()):
+    names = {run.configuration: run.key.name for run in runs if run.is_valid}
+    for configuration, name in names.items():
         words = configuration.command
         # If the kind of scaling is unset, the command reported the batch itself.
-        if words is None or configuration.scaling is None or "batch}" in words:
-            continue
-        device, batch = device_word(configuration.device), run.batch_per_gpu
-        its_batch = f"batch on each {device} is {batch}"
-        if configuration.scaling == "strong" and batch is not None:
-            its_batch = f"batch over all {device}s is {run.gpus * batch}"
-        yield (
-            f"{run.key.name}: the command has no {{batch}}, so check that its {its_batch}, as given"
-        )
+        if words is not None and configuration.scaling is not None and "batch}" not in words:
+            yield f"{name}: the command has no {{batch}}, so check that it trains with that given"
 
 
 def odd_runs(runs: Iterable[Run]) -> Iterator[str]:

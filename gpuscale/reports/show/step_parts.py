@@ -18,8 +18,6 @@ NAMED_SKEW = 0.02
 """Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
 NAMED_GAIN = 2
 """Smallest reported gain of efficiency by communication (a negative loss), in points."""
-_IMPOSSIBLE_GAIN = 10
-"""Smallest gain of efficiency by communication that is called impossible, in points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 
@@ -77,16 +75,8 @@ def budget_legend(
 
 def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     """Yield the budget, caveats about it, and the slow ranks that keep others waiting."""
-    gain = -budget.hundredths.get("communication", 0)
-    if gain >= _IMPOSSIBLE_GAIN:
-        yield (
-            f"E {budget.efficiency.value:.2f}: what it was lost to is unknown, since communication "
-            f"would have saved {gain / 100:.2f}, which is impossible; make more runs once the host "
-            "is idle"
-        )
-        return
     yield budget_text(budget)
-    if gain >= NAMED_GAIN:
+    if -budget.hundredths.get("communication", 0) >= NAMED_GAIN:
         yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency.value + lost)
