@@ -16,13 +16,6 @@ from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
-_WITHOUT_COLUMN = {
-    "value": "{}",
-    "step time": "{} a step",
-    "samples/s": "{} samples/s",
-    "E": "E {}",
-}
-"""Templates for numbers whose columns do not fit on the screen, keyed by header."""
 
 
 def text(view: View) -> str:
@@ -76,33 +69,22 @@ def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
 def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Numbers whose columns do not fit on the screen are shown with the change and the reason. Reasons
-    in `said` are omitted. Names that would take most of the screen get lines of their own.
+    Reasons in `said` are omitted. If the table is wider than the screen, names get their own lines.
     """
-    shown = [*rows[0].numbers]
     cells = _cells(rows)
     heads = {name: name for name in cells[0]}
     widths = {name: max(width_of(each[name]) for each in (heads, *cells)) for name in heads}
-
-    def is_too_wide() -> bool:
-        return sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns
-
-    if names_above := is_too_wide() and widths["case"] > screen.columns // 2:
+    names_above = sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns
+    if names_above:
         widths["case"] = 0
         heads, *cells = ({**each, "case": ""} for each in (heads, *cells))
-    while shown and is_too_wide():
-        del widths[shown.pop()]
     yield _GAP.join(f"{heads[name]:<{width}}" for name, width in widths.items()).rstrip()
     for row, texts, before in zip(rows, cells, ("", *(row.name for row in rows)), strict=False):
         if names_above and row.name != before:
             yield row.name
         line = _GAP.join(padded(texts[name], width) for name, width in widths.items())
-        spare = (
-            _WITHOUT_COLUMN[name].format(texts[name]) for name in row.numbers if name not in shown
-        )
-        left = (text for text in spare if text != f"E {UNKNOWN}")
         reason = "" if row.short_reason in said else row.short_reason
-        behind = "; ".join(filter(None, (*left, row.moved.line, reason)))
+        behind = "; ".join(filter(None, (row.moved.line, reason)))
         fits = width_of(line) + len(_GAP) + len(behind) <= screen.columns
         start = line.rstrip()[: -len(row.verdict)]
         line = start + screen.of_verdict(row.entry.verdict, row.verdict)
