@@ -86,7 +86,7 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
-    advice = next_step(comparison, ranked, is_injected=bool(injections))
+    advice = next_step(comparison, ranked, is_injected=bool(injections)) if ranked else ""
     headline += (("next", advice),) if advice else ()
     explained = _explanations(ranked, advice)
     return View(

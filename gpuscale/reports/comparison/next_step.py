@@ -31,16 +31,9 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
 
     The rows must be ranked, the worst first; `is_injected` is true if they have injected faults.
     """
-    weight = rows[0].entry.verdict.weight if rows else 2
+    weight = rows[0].entry.verdict.weight
     if weight == 0 and is_injected:
         return "measure again without --inject"
-    return _next_step(comparison, rows, weight, is_injected=is_injected) if rows else ""
-
-
-def _next_step(
-    comparison: Comparison, rows: Sequence[Row], weight: int, *, is_injected: bool
-) -> str:
-    """Return what to do next; `weight` is that of the first row's verdict."""
     notes = {note.code for note in comparison.notes}
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
@@ -65,14 +58,12 @@ def _next_step(
             steps.reverse()
         step = "; or ".join(filter(None, steps))
     if of_baseline and not step:
-        return _more_before(comparison, rows, notes, maker, is_injected=is_injected)
+        return _more_before(comparison, rows, maker, is_injected=is_injected)
     if not step:
         chosen = (worst, *rows) if weight else (worst,)
         remedies = (words.remedy for row in chosen for words in _words(row))
         step = next(filter(None, remedies), "").format(maker=maker)
-    if weight == 0:
-        return step
-    return step or _more_now(comparison, rows, maker)
+    return step or (_more_now(comparison, rows, maker) if weight else "")
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
@@ -137,24 +128,17 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
 
 
 def _more_before(
-    comparison: Comparison,
-    rows: Sequence[Row],
-    notes: Container[str],
-    maker: str,
-    *,
-    is_injected: bool,
+    comparison: Comparison, rows: Sequence[Row], maker: str, *, is_injected: bool
 ) -> str:
     """Return advice on adding runs to the baseline with `maker`, such as `pytest`."""
+    notes = {note.code: note.facts for note in comparison.notes}
     if "same_allocation" in notes:
         return "measure again, in a session of its own, and compare those results"
     sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
-    before, after = (shlex.join(files) for files in sides)
+    before, after = map(shlex.join, sides)
     kind = comparison.baseline_kind
-    odd = [
-        name for n in comparison.notes if n.code == "odd_allocations" for name in n.facts["names"]
-    ]
-    if kind == "nights" and odd:
-        named = phrases.to_minutes(listed(odd))
+    if kind == "nights" and "odd_allocations" in notes:
+        named = phrases.to_minutes(listed(notes["odd_allocations"]["names"]))
         return f"if {named} was no usual night: gpuscale leave-out FOLDER --because …"
     # Runs that may be slower, or of something else, would hide a loss in the baseline.
     is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
