@@ -82,7 +82,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         moments = [_moment(row, change) for row in shown for change in row.changes]
         margin = width / 4 + 0.5
         grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
-        labels = _tick_labels([history.names[index] for index in named])
+        labels = [_tick_label(history.names[index]) for index in named]
         grid[-1][0].set_xticks(named, labels, fontsize=_TICK_PT)
     return picture
 
@@ -103,9 +103,8 @@ def regressed_rows(
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
     """Return the nights to name below the axis: the onsets first, then others if there is room."""
-    last, lines = len(names) - 1, [name[11:] or name for name in names]
-    if len({name[:10] for name in names}) > 1:
-        lines += [name[:10] for name in names]
+    last = len(names) - 1
+    lines = [line for name in names for line in _tick_label(name).splitlines()]
     least = max(1, _CHARACTER_WIDTH * max(map(len, lines)) * last)
     named: list[int] = []
     for at in (*onsets, 0, last, last // 2, *range(last)):
@@ -114,14 +113,9 @@ def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
     return sorted(named)
 
 
-def _tick_labels(names: Sequence[str]) -> list[str]:
-    """Return labels without a date that the label before has: `14:13` above `2026-09-21`."""
-    labels, before = [], ""
-    for name in names:
-        date, rest = name[:10], name[11:]
-        labels.append("\n".join(filter(None, (rest, "" if date == before else date))))
-        before = date
-    return labels
+def _tick_label(name: str) -> str:
+    """Return a night's name, on two lines if it has a time: `14:13` above `2026-09-21`."""
+    return "\n".join(filter(None, (name[11:], name[:10])))
 
 
 def _notes(history: History) -> Iterator[str]:
