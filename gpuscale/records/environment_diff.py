@@ -150,11 +150,6 @@ def stack_rank(name: str) -> int:
     return next((rank for rank, part in enumerate(_STACK) if part.search(name)), len(_STACK))
 
 
-def is_of_stack(name: str) -> bool:
-    """True if a field, library or package is known to be important for training."""
-    return stack_rank(name) < len(_STACK)
-
-
 def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
     """Return True if the change may lead to this kind of cause."""
     if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
