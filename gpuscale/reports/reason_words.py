@@ -149,7 +149,6 @@ WORDS: Mapping[str, Words] = {
         "differ by {deviation} from one to the next",
         remedy="measure three runs or more of each row",
     ),
-    "more_runs": Words("measure more runs", beyond_table=""),
     "once_idle": Words(_ONCE_IDLE, beyond_table=""),
     "baseline_once_idle": Words(
         "the baseline's host was busy: a baseline measured on an idle host may settle it",
@@ -192,11 +191,11 @@ WORDS: Mapping[str, Words] = {
     "shared_gpu": Words("{ranks} ranks shared a GPU, so the speedup is meaningless"),
     "mixed_machines": Words("the results mix {one} and {other}; compare them one at a time"),
     "all_runs_failed": Words("{all_made} failed: {failure}", short="all runs failed"),
-    "published_exceeded": Words(_PUBLISHED, beyond_table=""),
-    "published_met": Words(f"{_PUBLISHED}, within {_TOLERANCE}", beyond_table=""),
+    "published_met": Words(f"{_PUBLISHED} (tolerance: {{tolerance}})", beyond_table=""),
     "published_missed": Words(f"{_PUBLISHED}, more than {_TOLERANCE}"),
     "published_uncertain": Words(
-        f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy}}"
+        f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}; more runs may settle it",
+        remedy="make more runs: {maker} … --runs N --resume FILE",
     ),
     "speedup_reference": Words("the reference of the speedups", beyond_table=""),
     "only_speedup_reference": Words(

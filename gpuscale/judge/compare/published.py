@@ -4,19 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.estimates import (
-    CONFIDENCE,
-    Difference,
-    Sample,
-    Term,
-    difference,
-    exponential,
-    log_sample,
-)
+from gpuscale.analysis.estimates import Difference, Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, log_speedup, references_of
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.verdict import ErrorRates, Judgement, required_runs
+from gpuscale.judge.compare.verdict import ErrorRates, Judgement
 from gpuscale.judge.sides import Sides
 from gpuscale.records import PublishedFigure, QuantityName, Statement, Verdict
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
@@ -27,28 +19,12 @@ class _Ratio:
     """The logarithm of the ratio of a measured quantity to its published value."""
 
     quantity: QuantityName
-    value: float
-    samples: Sequence[Sample]
+    measured: Difference
     tolerance: float
-    nights: Sample | None = None
-    """Sample of the published nightly values; None if too few are published."""
 
-    def measured(self, further_runs: int = 0) -> Difference:
-        """Return the log ratio, with the error expected after `further_runs` more runs."""
-        terms = [
-            replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
-            for sample in self.samples
-        ]
-        if self.nights is None or self.nights.variance is None:
-            return difference(self.value, terms)
-        # The results add one night to the mean of the published nights, even if from a single run.
-        variance = self.nights.variance * (1 + 1 / self.nights.count)
-        of_nights = Term(variance=variance, df=self.nights.df)
-        return difference(self.value, [*filter(None, terms), of_nights])
-
-    def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
+    def verdict(self, confidence: float) -> Verdict:
         """Judge the ratio's interval (or, if it has none, the ratio itself) by the tolerance."""
-        low, high = self.measured(further_runs).interval(confidence) or (self.value, self.value)
+        low, high = self.measured.interval(confidence) or (self.measured.value,) * 2
         limit = math.log1p(-self.tolerance)
         if high < limit:
             return Verdict.INCONSISTENT
@@ -56,18 +32,23 @@ class _Ratio:
 
     @property
     def excess_loss(self) -> float:
-        return -self.measured().relative_change().value - self.tolerance
+        return -self.measured.relative_change().value - self.tolerance
 
     @property
     def detectable_loss(self) -> float:
         """Smallest loss that would be judged inconsistent 19 times in 20."""
-        change = self.measured().relative_change()
+        change = self.measured.relative_change()
         if change.low is None or change.high is None:
             return self.tolerance
         return 1 - (1 - self.tolerance) * (1 + change.low) / (1 + change.high)
 
 
-_SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
+_CODES = {
+    Verdict.CONSISTENT: "published_met",
+    Verdict.INCONCLUSIVE: "published_uncertain",
+    Verdict.INCONSISTENT: "published_missed",
+}
+"""Codes of the reasons for verdicts, the least severe verdict first."""
 
 
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
@@ -88,10 +69,10 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
         ratios.append(
             _Ratio(
                 quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
-                value=math.log(cost) - entry.sample.mean,
-                samples=[entry.sample],
+                measured=_log_ratio(
+                    math.log(cost) - entry.sample.mean, [entry.sample], figure.nights
+                ),
                 tolerance=margin(figure.key, THROUGHPUT, nodes=figure.nodes),
-                nights=_sample_of_nights(figure.nights),
             )
         )
     if ratios:
@@ -131,24 +112,27 @@ def _speedup_ratio(
     margin = sides.baseline.tolerances.published_margin
     return _Ratio(
         quantity=QuantityName.EFFICIENCY,
-        value=speedup - math.log(published.value),
-        samples=samples,
+        measured=_log_ratio(speedup - math.log(published.value), samples, nights),
         tolerance=margin(figure.key, SPEEDUP, nodes=figure.nodes),
-        nights=_sample_of_nights(nights),
     )
 
 
-def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
-    enough = len(values) >= MINIMUM_ALLOCATIONS
-    return log_sample([math.log(value) for value in values.values()]) if enough else None
+def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
+    """Return a log ratio with its error, given the samples and the published nightly values."""
+    terms = [sample.term() for sample in samples]
+    if len(nights) < MINIMUM_ALLOCATIONS:
+        return difference(value, terms)
+    published = log_sample([math.log(night) for night in nights.values()])
+    assert published.variance is not None, "several nights have a variance"
+    # The results add one night to the mean of the published nights, even if from a single run.
+    of_nights = Term(variance=published.variance * (1 + 1 / published.count), df=published.df)
+    return difference(value, [*filter(None, terms), of_nights])
 
 
-def _decisive(
-    ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
-) -> tuple[Verdict, _Ratio]:
+def _decisive(ratios: Sequence[_Ratio], confidence: float) -> tuple[Verdict, _Ratio]:
     """Return the worst verdict and, of the ratios that caused it, the one with the largest loss."""
-    verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
-    worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
+    verdicts = [(ratio.verdict(confidence), ratio) for ratio in ratios]
+    worst = max((verdict for verdict, _ in verdicts), key=[*_CODES].index)
     as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]
     if worst is Verdict.CONSISTENT:
         return worst, as_bad[0]
@@ -157,26 +141,12 @@ def _decisive(
 
 def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
     verdict, ratio = _decisive(ratios, confidence)
-    further_runs, advice = required_runs(
-        row,
-        lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
-        made=min(sample.count for ratio in ratios for sample in ratio.samples),
-    )
-    change = ratio.measured().relative_change()
-    code = "published_met" if change.value < 0 else "published_exceeded"
-    if verdict is not Verdict.CONSISTENT:
-        is_missed = verdict is Verdict.INCONSISTENT
-        code = "published_missed" if is_missed else "published_uncertain"
-    remedy = advice or Statement.of("more_runs")
-    if advice is None and ratio.nights is not None:
-        deviation = math.sqrt(ratio.nights.variance or 0.0)
-        remedy = Statement.of("nights_differ", deviation=exponential(deviation) - 1)
+    change = ratio.measured.relative_change()
     reason = Statement.of(
-        code,
+        _CODES[verdict],
         published=ratio.quantity,
         beside=change.value,
         tolerance=ratio.tolerance,
-        remedy=remedy,
     )
     return Judgement(
         row=row,
@@ -185,7 +155,6 @@ def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> 
             change=change,
             changed_quantity=ratio.quantity,
             minimum_detectable_loss=min(ratio.detectable_loss for ratio in ratios),
-            further_runs=further_runs if verdict is Verdict.INCONCLUSIVE else None,
         ),
         excess_losses={ratio.quantity: ratio.excess_loss for ratio in ratios},
         decided_by=ratio.quantity,
