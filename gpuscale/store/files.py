@@ -103,13 +103,8 @@ def read_any(path: Path) -> Results | Baseline:
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
     """Read and decode a text file; raise a `FileError` with the location of any problem."""
     with file_errors(path):
-        # Checked before opening, which can already act on a device.
-        validate_readable(path, path.stat())
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            content = read_descriptor(path, descriptor)
-        finally:
-            os.close(descriptor)
+        validate_readable(path)
+        content = path.read_bytes()
     return decode_content(path, content, decode)
 
 
@@ -127,27 +122,15 @@ def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _
         ) from None
 
 
-def read_descriptor(path: Path, descriptor: int) -> bytes:
-    """Read an open file to its end; raise a `FileError` if it is special or too large."""
-    validate_readable(path, os.fstat(descriptor))
-    content = bytearray()
-    while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
-        content += chunk
-    _validate_size(path, len(content))
-    return bytes(content)
-
-
-def validate_readable(path: Path, status: os.stat_result) -> None:
+def validate_readable(path: Path) -> None:
     """Raise a `FileError` if the file is not a regular file or is too large to be read."""
+    # Opening a device can already act on it.
+    status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
         raise file_error(path, "is not a regular file (a device, pipe or socket); save it first")
-    _validate_size(path, status.st_size)
-
-
-def _validate_size(path: Path, size: int) -> None:
-    if size > MOST_BYTES:
+    if status.st_size > MOST_BYTES:
         raise file_error(path, f"is larger than the {MOST_BYTES >> 20} MiB that are read; split it")
 
 
@@ -157,11 +140,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         text = encode_baseline(baseline)
     except DecodeError as error:
         raise file_error(path, f"cannot record this baseline: {error}") from None
-    with file_errors(path):
-        # Replacing a device such as /dev/null by a file would break the machine.
-        if _is_device(path):
-            raise file_error(path, "is not a regular file; choose another path")
-        replace_file(path, text.encode())
+    write_report(path, text)
 
 
 def write_report(path: Path, content: str | bytes) -> None:

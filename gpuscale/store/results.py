@@ -170,12 +170,12 @@ class ResumedResults(_RunAppender):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with files.file_errors(path):
-            files.validate_readable(path, path.stat())
-            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-            self._descriptor = os.open(path, flags)
+            files.validate_readable(path)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             self._lock()
-            content = files.read_descriptor(path, self._descriptor)
+            with files.file_errors(path):
+                content = path.read_bytes()
             self._size = len(content)
             # The header is always kept, since nothing can be resumed without it.
             before, line_break, last = content.rpartition(b"\n")
@@ -200,8 +200,7 @@ class ResumedResults(_RunAppender):
                 problem = "has changed since it was read, by another session; resume it again"
                 raise files.file_error(self.path, problem)
             if self.copy is not None:
-                os.lseek(self._descriptor, 0, os.SEEK_SET)
-                files.replace_file(self.copy, files.read_descriptor(self.path, self._descriptor))
+                files.replace_file(self.copy, self.path.read_bytes())
                 os.ftruncate(self._descriptor, self._kept)
             elif self._needs_break:
                 self._write_line("")
