@@ -115,11 +115,8 @@ def header_lines(
     if resumed is not None:
         runs = counted(len(resumed.results.runs), "run")
         yield f"resuming {relative(resumed.path)}: {runs} so far"
-        if resumed.copy is not None:
-            yield (
-                "its last line is cut short (was the job killed?): the first new run replaces it, "
-                f"and the file as it is now is kept as {resumed.copy.name}"
-            )
+        if resumed.is_cut_short:
+            yield "its last line is cut short (was the job killed?): the first new run replaces it"
 
 
 def relative(path: Path) -> str:

@@ -159,13 +159,12 @@ class ResultsWriter(_RunAppender):
 class ResumedResults(_RunAppender):
     """An existing results file to which runs are appended.
 
-    Opening the file does not change it. If a killed session left the last line incomplete, that
-    line is not in `results`; the first `append` copies the file to `copy` and removes the line.
+    Opening the file does not change it. If a killed session left the last line incomplete
+    (`is_cut_short`), that line is not in `results`, and the first `append` removes it.
     """
 
     results: Results
-    copy: Path | None
-    """Path for the copy if the last line is incomplete; None for a complete file."""
+    is_cut_short: bool
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -176,15 +175,13 @@ class ResumedResults(_RunAppender):
             self._lock()
             with files.file_errors(path):
                 content = path.read_bytes()
-            self._size = len(content)
-            # The header is always kept, since nothing can be resumed without it.
             before, line_break, last = content.rpartition(b"\n")
-            is_whole = not line_break or is_json(last)
-            self._kept = self._size if is_whole else len(before) + 1
-            self._needs_break = is_whole and bool(last)
-            self.results = files.decode_content(path, content[: self._kept], decode_results)
-            unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
-            self.copy = None if self._kept == self._size else path.with_name(unused)
+            # The header is always kept, since nothing can be resumed without it.
+            kept = content if not line_break or is_json(last) else before + line_break
+            self.results = files.decode_content(path, kept, decode_results)
+            self._size, self._kept = len(content), len(kept)
+            self._needs_break = not kept.endswith(b"\n")
+            self.is_cut_short = self._kept < self._size
         except BaseException:
             self.close()
             raise
@@ -199,10 +196,8 @@ class ResumedResults(_RunAppender):
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
                 raise files.file_error(self.path, problem)
-            if self.copy is not None:
-                files.replace_file(self.copy, self.path.read_bytes())
-                os.ftruncate(self._descriptor, self._kept)
-            elif self._needs_break:
+            os.ftruncate(self._descriptor, self._kept)
+            if self._needs_break:
                 self._write_line("")
         self._is_ready = True
         super().append(run)
