@@ -174,7 +174,6 @@ def test_a_baseline_that_could_not_be_read_back_is_not_written() -> None:
     ("change", "message"),
     [
         (put("format", value=["x"]), "format: expected 'gpuscale-baseline'"),
-        (put("hardware", "device", value="cpu"), "hardware.gpu_name: a machine of device 'cpu'"),
         (put("published", 0, "times_s", value=[]), "published[0]: expected exactly one of"),
         (put("published", 2, "timed", value="job"), "published[2]: 'timed' belongs to"),
         (put("published", 0, "discard_first", value=3), "published[0].discard_first: 3 of 3 times"),

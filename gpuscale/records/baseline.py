@@ -138,11 +138,6 @@ class Hardware(Record, frozen=True, kw_only=True):
     system: Line | None = None
     """System and partition on which another tool measured, such as `lumi:gpu`."""
 
-    def __post_init__(self) -> None:
-        if self.device == "cpu" and self.gpu_name is not None:
-            problem = "a machine of device 'cpu' has no GPU; remove it, or set 'device' to 'cuda'"
-            raise FieldError("gpu_name", problem)
-
 
 class Source(Record, frozen=True, kw_only=True):
     """The publication that a baseline's figures come from."""
