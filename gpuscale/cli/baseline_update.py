@@ -104,8 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written")
     if arguments.add:
         say(strength)
-    else:
-        _note_older_references(proposed, chosen)
     by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
@@ -118,15 +116,6 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
     return f"{strength_text(before, new)}; before: {range_text(old)}"
-
-
-def _note_older_references(proposed: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
-    """Print a note for each 1-GPU row left as it was while its multi-GPU counterparts change."""
-    changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
-    for left in proposed:
-        if left not in chosen and left.entry.gpus == 1 and left.entry.configuration in changed:
-            why = "is unchanged: speedups are now relative to 1-GPU runs of another time"
-            say(f"note: {left.label} {why}")
 
 
 def additions(
