@@ -1,7 +1,7 @@
 """Create baselines from measured runs, and update them with approved later runs."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -62,7 +62,8 @@ def baseline_from_results(
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])
     measured = entries_of(run for result in results for run in result.runs)
-    entries = _chosen({entry: valid.get(entry, []) for entry in measured}, choice)
+    choice.validate([entry.key for entry in measured])
+    entries = {entry: valid.get(entry, []) for entry in measured if choice.includes(entry.key)}
     short = [
         f"{_entry_label(entry, entries)} has {len(runs)}"
         for entry, runs in entries.items()
@@ -177,18 +178,6 @@ def revised(
         recorded_at=max(moments, key=datetime.fromisoformat),
         history=(*baseline.history, change),
     )
-
-
-def _chosen(entries: Mapping[EntryId, list[Run]], choice: Choice) -> dict[EntryId, list[Run]]:
-    chosen = {entry: runs for entry, runs in entries.items() if choice.includes(entry.key)}
-    where = "" if choice.gpus is None else " on the chosen numbers of GPUs"
-    held = f"they hold {', '.join(dict.fromkeys(entry.label for entry in entries))}"
-    for case in choice.cases or ():
-        if not any(entry.key.is_of((case,)) for entry in chosen):
-            raise UsageError(f"the results hold no '{case}'{where}; {held}")
-    for count in sorted({*(choice.gpus or ())} - {entry.gpus for entry in chosen}):
-        raise UsageError(f"the results have no row on {count}; {held}")
-    return chosen
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
