@@ -443,17 +443,15 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
 
 def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     file = written(tmp_path / "now.jsonl", *measured())
-    once, by_command = run(1, 0.1, index=9), replace(CNN, strategy="command")
-    faulty = written(tmp_path / "faulty.jsonl", once, injections=("data=5ms",))
-    command = written(tmp_path / "command.jsonl", run(2, 0.1, configuration=by_command))
+    faulty = tmp_path / "faulty.jsonl"
+    written(faulty, run(1, 0.1, index=9), injections=("data=5ms",))
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, "--case", "other", "-o", tmp_path / "x.svg"), "no case 'other'; choose from mnist"),
-        ((command, "--figure", "budget", "-o", tmp_path / "x.svg"), "phases of a command's steps"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as the baseline"),
-        ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder, which --figure history draws"),
+        ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder; give one of the files in it"),
         ((ARC4, "--baseline", ARC4, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
         assert said in refusal("plot", *arguments)
-    assert {*tmp_path.iterdir()} == {file, faulty, command}
+    assert {*tmp_path.iterdir()} == {file, faulty}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import default_folder, read_nights
@@ -57,9 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
             history=history, regressed=regressed_rows(judged_nights(nights, choice))
         )
     else:
-        if folder := next(filter(inputs.is_folder, paths), None):
-            problem = "is a folder, which --figure history draws; or give one of the files in it"
-            raise UsageError(f"{visible(str(folder))} {problem}")
         paths = paths or [inputs.newest_input()]
         measurements = _measurements(paths, before, arguments)
     picture = FIGURES[arguments.figure](measurements)
@@ -67,9 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
             raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
         problem = "the input has no data for this figure; choose another one, or another --case"
-        are_commands = {run.key.strategy for run in measurements.runs} == {COMMAND}
-        if are_commands and arguments.figure in ("budget", "phases"):
-            problem = "gpuscale does not see the phases of a command's steps; choose another figure"
         raise UsageError(f"--figure {arguments.figure}: {problem}")
     write_report(output, content_of(picture, kind))
     inputs.say(f"{shown}: {picture.title}")
