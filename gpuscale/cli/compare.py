@@ -78,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
-@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdict in every requested format, and return the exit code of the verdict."""
     files, folder = [*arguments.files], arguments.history

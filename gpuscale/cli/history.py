@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inputs.add_selection(parser, "show")
 
 
-@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; print a message for each unreadable file in a folder, and skip it."""
     nights = read_nights(arguments.paths or [default_folder()])

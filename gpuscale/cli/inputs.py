@@ -1,13 +1,11 @@
 """Options shared by several commands, and functions that read the files they name."""
 
 import argparse
-import gc
 import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -46,19 +44,6 @@ def say(text: str, end: str = "\n") -> None:
     """Print a text to standard output, and flush the output at once."""
     sys.stdout.write(f"{text}{end}")
     sys.stdout.flush()
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector, which would take a third of the time of a large comparison.
-
-    This is safe, since records never form reference cycles.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def results_path(text: str) -> Path:

@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=default, help=text)
 
 
-@inputs.without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the HTML page; the exit code does not depend on the verdict."""
     output, baseline, folder = arguments.output, arguments.baseline, arguments.history

@@ -43,12 +43,19 @@ def matching(pattern: str, description: str) -> Meta:
 
 
 class Record(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
 ):
     """Base class of stored values; they are immutable and validated when read or written.
 
     Fields with default values are omitted from files. Field bounds exclude unit errors, such as
     step times below 1 ns, so that all quotients and logarithms of valid records are finite.
+    Python's garbage collector ignores records, since they never form reference cycles; visiting
+    them would take a third of the time of a large comparison.
     """
 
 
