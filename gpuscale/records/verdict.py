@@ -1,12 +1,15 @@
 """The result of a comparison, as codes and numbers that every report format renders."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.records.cause import Cause
-from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.configuration import Configuration, EntryKey, FieldChange
+from gpuscale.records.environment import EnvironmentChange
+from gpuscale.records.evidence import HostLoad
 from gpuscale.records.metrics import MetricSpec
 from gpuscale.records.scaling import Estimate, Scaling
 
@@ -32,8 +35,77 @@ class Finding(StrEnum):
 SLOWDOWNS = (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN)
 """Findings that the training got slower, on all GPUs alike or not."""
 
-Facts = dict[str, Any]
-"""Facts for the wording of a reason or note, by name; a fact's name determines its format."""
+
+class Facts(TypedDict, total=False):
+    """Facts for the wording of a reason or note; a fact's name determines its type and format."""
+
+    # Fractions of the throughput or the step time, and relative changes.
+    allowed: float
+    beside: float
+    bound: float
+    deviation: float
+    difference: float
+    efficiency: float
+    factor: float
+    loss: float
+    margin: float
+    ok_bound: float
+    p: float | None
+    reference: float
+    significance: float
+    throughput: float
+    tolerance: float
+    value: float
+    # Counts.
+    all_made: int
+    among: int
+    busy: int
+    enough: int
+    failed: int
+    failures: Mapping[str, int]
+    made: int
+    needed: int | None
+    other_runs: int
+    others: int
+    packages: int
+    ranks: int
+    run: int
+    runs: int
+    selected: int
+    sessions: int
+    too_few: int
+    valid: int
+    on_1: bool
+    # Names and texts.
+    before: object
+    cases: Sequence[str]
+    conditions: Sequence[str]
+    failure: str | None
+    label: str
+    metric: str
+    name: str
+    names: Sequence[str]
+    nights: Sequence[str]
+    now: object
+    on: str
+    one: str
+    other: str
+    places: Mapping[str, str]
+    since: str
+    then: str
+    # Records.
+    change: Estimate
+    changed: Sequence[EnvironmentChange]
+    changes: Sequence[EnvironmentChange]
+    differences: "Sequence[FieldChange | Statement | str]"
+    load: HostLoad
+    otherwise: "Statement"
+    published: QuantityName
+    quantity: str
+    remedy: "Statement | None"
+    row: EntryKey
+    rows: Sequence[EntryKey]
+    why: "Statement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +116,7 @@ class Statement:
     facts: Facts
 
     @classmethod
-    def of(cls, code: str, /, **facts: Any) -> "Statement":
+    def of(cls, code: str, /, **facts: Unpack[Facts]) -> "Statement":
         """Create a statement from a code and facts."""
         return cls(code, facts)
 

@@ -4,7 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from gpuscale.analysis.estimates import far_apart
 from gpuscale.analysis.scaling import Entry
@@ -122,7 +122,7 @@ class MatchedRow:
             configuration=None if shown is None else shown.key.configuration,
         )
 
-    def blocked(self, obstacle: Verdict, code: str, **facts: Any) -> "MatchedRow":
+    def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
         """Return a copy that cannot be judged: its verdict is `obstacle`, for the reason `code`."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
