@@ -26,6 +26,7 @@ from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import whole_line
+from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
@@ -255,6 +256,17 @@ def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:
     named = [fact.partition(":")[0] for fact in facts]
     assert named == ["GPU-0 on node1", "3 GPUs on node1", "GPU-9 on node1"]
     assert "PCIe x8, x16" in facts[1]
+
+
+def test_why_a_cause_is_unknown_is_said_once_and_what_the_headline_leaves_out_stays() -> None:
+    why = "gpuscale sees no phases of a command"
+    row = replace(slower(1), causes=(OF_COMMAND, CHANGED))
+    said = text_of(view(comparison(row)))
+    assert said.count(why) == 1
+    assert "    1. changed: driver 590.1 → 595.2" in said
+    elsewhere = replace(slower(2), causes=(replace(OF_COMMAND, remedy=Remedy("network")),))
+    said = text_of(view(comparison(row, elsewhere)))
+    assert "    1. cause not established: " + why + "\n       next: test the network" in said
 
 
 def test_a_machine_has_one_notation_on_both_sides_and_its_host_stands_once() -> None:

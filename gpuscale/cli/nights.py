@@ -12,7 +12,7 @@ from gpuscale.base.text import visible
 from gpuscale.cli.inputs import RESULTS_NAME, each_run_once, files_below, is_folder, remark
 from gpuscale.records import Configuration, Results
 from gpuscale.store.campaign_folders import NIGHT_JSON, nights_folder, read_night
-from gpuscale.store.results import RESULTS_FOLDER, read_results
+from gpuscale.store.results import RESULTS_FOLDER, newest_results, read_results
 
 _OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{RESULTS_NAME.pattern}", re.DOTALL)
 
@@ -70,21 +70,20 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 def default_folder() -> Path:
     """Return the folder of results or, if there is none, that of the only machine's nights.
 
-    Raise a UsageError with their names if nights of several machines exist.
+    Raise a UsageError with their names if nights of several machines exist, and a FileError if
+    there are neither.
     """
     above = nights_folder(os.environ)
-    has_results = is_folder(RESULTS_FOLDER) and any(
-        files_below(RESULTS_FOLDER, RESULTS_NAME.fullmatch)
-    )
-    if not is_folder(above):
+    inside = above.iterdir() if is_folder(above) else ()
+    folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())
+    if is_folder(RESULTS_FOLDER) and any(files_below(RESULTS_FOLDER, RESULTS_NAME.fullmatch)):
+        if folders:
+            remark(f"the results below {RESULTS_FOLDER}; nights are below {visible(str(above))}")
         return RESULTS_FOLDER
-    if has_results:
-        remark(f"the results below {RESULTS_FOLDER}; nights are below {visible(str(above))}")
-        return RESULTS_FOLDER
-    folders = sorted(each for each in above.iterdir() if each.name[0] != "." and each.is_dir())
+    if not folders:
+        return newest_results(RESULTS_FOLDER)[0].parent
     if len(folders) > 1:
-        names = ", ".join(visible(str(each)) for each in folders)
-        raise UsageError(f"name the nights of one machine: {names}")
-    if folders:
-        remark(f"the nights below {visible(str(folders[0]))}, since no results are given")
-    return folders[0] if folders else RESULTS_FOLDER
+        machines = ", ".join(visible(str(each)) for each in folders)
+        raise UsageError(f"name the nights of one machine: {machines}")
+    remark(f"the nights below {visible(str(folders[0]))}, since no results are given")
+    return folders[0]

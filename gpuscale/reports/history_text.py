@@ -35,8 +35,11 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
     lines = [*_head(history, screen, judged)]
     lines += [text_table(standings(history), screen.columns, first=first), ""]
     if len(history.nights) > 1:
-        lines.append(f"{first[0]} of the last nights:")
-        lines += [text_table(_last_nights(history), screen.columns), ""]
+        last = history.names[-_MOST_NIGHTS:]
+        # With the date in each header, five nights would not fit the width of most terminals.
+        day = last[-1][:11] if all(name[:11] == f"{last[-1][:10]}_" for name in last) else ""
+        lines.append(f"{first[0]} of the last nights{day and f' ({day}…)'}:")
+        lines += [text_table(_last_nights(history, day), screen.columns), ""]
     if history.nodes:
         lines += [text_table(node_table(history), screen.columns), ""]
     for event in reversed(history.events):
@@ -90,17 +93,13 @@ def _far_nights(history: History) -> set[int]:
 
 def node_table(history: History) -> list[dict[str, Cell]]:
     """Return a table of the slowest nodes, each compared with nearby nights without the node."""
-    unknown = "too few nights to tell it from the machine"
-    return [
-        {
-            "node": Cell(effect.node, tone="doubt" if effect.slow else ""),
-            "nights": Cell(str(len(effect.nights))),
-            "speed against other nodes": Cell(
-                phrases.change_text(effect.speed) if effect.speed else unknown
-            ),
-        }
-        for effect in history.nodes[:_MOST_NODES]
-    ]
+    unknown, rows = "too few nights to tell it from the machine", []
+    for effect in history.nodes[:_MOST_NODES]:
+        speed = phrases.change_text(effect.speed) if effect.speed else unknown
+        node = Cell(effect.node, tone="doubt" if effect.slow else "")
+        nights = Cell(str(len(effect.nights)))
+        rows.append({"node": node, "nights": nights, "speed against other nodes": Cell(speed)})
+    return rows
 
 
 def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> Iterator[str]:
@@ -114,8 +113,8 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
     yield f"last      {', '.join(filter(None, facts))}"
     if judged:
-        text = f"judged    {judged[0]} by compare --history: {judged[1]}"
-        yield from wrapped(text, screen.columns)
+        text = " by compare --history: ".join(judged)
+        yield from wrapped(f"judged    {text}", screen.columns)
     yield ""
 
 
@@ -169,8 +168,8 @@ def standings(history: History, *, with_batches: bool = True) -> list[dict[str, 
     return named_on((row.point.configuration.device for row in history.rows), rows)
 
 
-def _last_nights(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the latest nights' results; rows that share a name have batches."""
+def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
+    """Return a table of the latest nights' results; `day` is left out of the nights' names."""
     level, rows = level_header(history), []
     distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
     table = standings(history, with_batches=len(distinct) < len(history.rows))
@@ -179,7 +178,7 @@ def _last_nights(history: History) -> list[dict[str, Cell]]:
         for i in range(len(history.nights))[-_MOST_NIGHTS:]:
             cost = history.nights[i].log_costs.get(row.point)
             text = phrases.UNKNOWN if cost is None else level_text(level_at(row.point, cost))
-            named[history.names[i]] = Cell(text)
+            named[history.names[i].removeprefix(day)] = Cell(text)
         rows.append(named)
     return rows
 

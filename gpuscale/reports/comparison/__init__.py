@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
-from gpuscale.records import Comparison, Finding, Results, Verdict
-from gpuscale.reports import phrases
+from gpuscale.records import CauseKind, Comparison, Finding, Results, Verdict
+from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import brief_of, headline_of, is_headlined
 from gpuscale.reports.comparison.next_step import next_step
 from gpuscale.reports.comparison.rows import (
@@ -16,6 +16,7 @@ from gpuscale.reports.comparison.rows import (
     cause_group_key,
     device_of,
     rows_of,
+    sharing,
     subject_of,
 )
 from gpuscale.reports.reason_words import parts_of, statement_text
@@ -113,19 +114,24 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers
-    of the row with the most devices. If the headline has `advice`, the first explanation has none;
-    no next step is given twice.
+    of the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
+    the headline has `advice`, the first explanation has none; no next step is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
+    first = [row.entry.causes[0] for row in sharing(rows)[:1]]
+    unknown = [
+        cause_words.statement(cause) for cause in first if cause.kind is CauseKind.NOT_ESTABLISHED
+    ]
     said = {advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
-        for item in shown.causes:
+        for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (advice and not number)
             said.add(item.next_step)
-            causes.append(item._replace(next_step="") if is_said else item)
+            if item.facts or not is_said or cause_words.statement(cause) not in unknown:
+                causes.append(item._replace(next_step="") if is_said else item)
         if len({row.explanation for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
             subject += f", for example {f'on {shown.devices}' if one_name else shown.label}"
