@@ -28,6 +28,7 @@ from gpuscale.campaigns.night.attempt import (
     StopRequest,
     night_exit,
     night_meaning,
+    own_pytest,
     read_items,
 )
 from gpuscale.measure.schedulers import nodes_of_job
@@ -114,10 +115,7 @@ class NightJob:
         for path in (items, fault):
             path.unlink(missing_ok=True)
         option = "--resume" if self._has_results() else "--results"
-        # The pytest of this environment: cron's PATH may have another one first, or none.
-        own = Path(sys.argv[0]).resolve().with_name("pytest")
-        pytest = str(own) if own.is_file() else "pytest"
-        command = [pytest, *self._measure, option, str(results), "--junitxml", str(items)]
+        command = [own_pytest(), *self._measure, option, str(results), "--junitxml", str(items)]
         environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
         exit_code, found = self._stop.run(command, log, environment), None
         # The comparison will report a damaged file.
@@ -163,8 +161,7 @@ class NightJob:
         nights = self.folder.parent
         count = sum(map(_is_counted, nights.glob(f"*/{RESULTS}")))
         if self._history:
-            expected = "exit code 4 is expected of a first night"
-            return f"the nights after it are judged against it; {expected}"
+            return "later nights are judged against it; exit code 4 is expected of a first night"
         if count < FEWEST_NIGHTS:
             expected = f"exit code 4 is expected until {FEWEST_NIGHTS} nights are kept"
             return f"still collecting, night {count} of {FEWEST_NIGHTS}; {expected}"

@@ -85,6 +85,13 @@ class StopRequest:
         self.number = self.number or number
 
 
+def own_pytest() -> str:
+    """Return the path of this environment's pytest; `pytest`, to be found on PATH, if unknown."""
+    # cron's PATH may have another one first, or none.
+    own = Path(sys.argv[0]).resolve().with_name("pytest")
+    return str(own) if own.is_file() else "pytest"
+
+
 @dataclass(frozen=True, slots=True)
 class Items:
     """The items of one pytest session, one for each requested run, as its JUnit file lists them."""
