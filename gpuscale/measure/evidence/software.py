@@ -79,7 +79,7 @@ def own_software() -> ProcessSoftware:
 
 
 def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files; NCCL with its version if this process's."""
+    """Return the known libraries among mapped files, with the version of this process's NCCL."""
     found = []
     for path in (file.removesuffix(_DELETED) for file in files):
         for name, pattern in _FILE_NAMES.items():
