@@ -177,8 +177,8 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (ALL_REDUCE, "run 'gpuscale doctor' on each host; "),
-        (OF_COMMAND, "look at what changed in the command, "),
+        (ALL_REDUCE, f"{AGAIN}; if the loss stays, run 'gpuscale doctor' on each host; "),
+        (OF_COMMAND, f"{AGAIN}; if the loss stays, look at what changed in the command, "),
         (NOISE, AGAIN),
     ],
 )

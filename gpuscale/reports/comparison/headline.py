@@ -79,7 +79,7 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
     elif verdict.is_pass:
         what = _passes(rows)[1]
     else:
-        is_busy = BUSY.intersection(note.code for note in comparison.notes)
+        is_busy = any(note.code == "busy_host" for note in comparison.notes)
         what = _doubt(verdict, chosen) + ("; a host was busy" if is_busy else "")
     counts = f"{len(chosen)} of {phrases.counted(len(rows), 'row')} {verdict.value}"
     return ": ".join(filter(None, (counts, what)))

@@ -35,6 +35,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     if weight == 0 and is_injected:
         return "measure again without --inject"
     notes = {note.code for note in comparison.notes}
+    is_busy = "busy_host" in notes
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
     of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
@@ -53,10 +54,8 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     configuration = worst.entry.configuration
     maker = "gpuscale run" if configuration and configuration.command else "pytest"
     if weight == 0:
-        steps = [_how_to_find_change(comparison, worst), step]
-        if shared and not _is_change_suspected(comparison, shared):
-            steps.reverse()
-        step = "; or ".join(filter(None, steps))
+        steps = (_how_to_find_change(comparison, worst), step)
+        step = _after_loss(comparison, shared, steps, is_busy=is_busy)
     if of_baseline and not step:
         return _more_before(comparison, rows, maker, is_injected=is_injected)
     if not step:
@@ -64,6 +63,20 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         remedies = (words.remedy for row in chosen for words in _words(row))
         step = next(filter(None, remedies), "").format(maker=maker)
     return step or (_more_now(comparison, rows, maker) if weight else "")
+
+
+def _after_loss(
+    comparison: Comparison, shared: Sequence[Row], steps: tuple[str, str], *, is_busy: bool
+) -> str:
+    """Return the next step after a loss, given that of the change and that of the cause.
+
+    The likelier comes first; if no change is a likely reason, load on a busy host may be it.
+    """
+    is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
+    step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
+    if step and is_busy and not is_suspected:
+        return f"measure again once the host is idle; if the loss stays, {step}"
+    return step
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:

@@ -240,7 +240,7 @@ def _notes(curves: Sequence[_Curve], baseline: Baseline | None) -> Iterator[str]
     yield "; ".join(filter(None, options if len(modes) < 2 else options[:1]))
     measured = [point for curve in curves if curve.origin != "published" for point in curve.points]
     if any(point.samples_per_s and point.samples_per_s.has_interval for point in measured):
-        yield "bars: 95 % intervals over runs"
+        yield "bars: 95 % intervals over a point's runs; verdicts also heed the spread of others"
     elif measured:
         yield "no intervals: one run each"
     if baseline and baseline.source and any(curve.origin == "published" for curve in curves):
