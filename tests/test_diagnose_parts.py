@@ -330,7 +330,7 @@ def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_nois
         ((point(2, 0.25),), (2, 4), (), None),
         ((point(2, 0.24),), (4,), (2,), 1),
         ((point(2, 0.24, time_s=8.0),), (2, 4), (), None),
-        ((point(2, 0.9, noise_s=0.9),), (4,), (2,), 1),
+        ((point(2, 0.9, noise_s=0.9),), (4,), (), None),
         ((point(2, 1.0), point(8, 0.0)), (2, 4), (8,), None),
         ((point(2, 1.0), point(3, 0.0)), (2, 4), (3,), None),
         ((*on_2_and_3, point(8, 1.0)), (4, 8), (2, 3), 2),

@@ -94,7 +94,7 @@ Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | Environment
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU counts at which a part of the step got longer, and those at which it did not."""
+    """GPU counts at which a part of the step got longer, and those at which it clearly did not."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]

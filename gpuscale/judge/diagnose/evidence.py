@@ -167,14 +167,11 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
     if len(known) < 2 or point.key.gpus not in known:
         return None
     least = _AS_LARGE * point.relative_loss(part)
-    lost_on = sorted(
-        {point.key.gpus}.union(
-            gpus
-            for gpus, there in known.items()
-            if there.changes[part].is_longer and there.relative_loss(part) >= least
-        )
-    )
-    spared_on = sorted(known.keys() - lost_on)
+    as_large = {gpus for gpus, there in known.items() if there.relative_loss(part) >= least}
+    proved = {gpus for gpus in as_large if known[gpus].changes[part].is_longer}
+    lost_on = sorted({point.key.gpus} | proved)
+    # A loss as large that its runs do not prove is on neither side.
+    spared_on = sorted(known.keys() - as_large - {*lost_on})
     return Onset(
         lost_on=tuple(lost_on),
         spared_on=tuple(spared_on),
