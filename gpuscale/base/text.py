@@ -54,7 +54,7 @@ def counted(count: int, word: str) -> str:
 
 
 def format_seconds(seconds: float, digits: int = 3) -> str:
-    """Format a duration to `digits` digits: `41.2 ms`, `4.12 s`, `6 min 52 s`, `19 h 49 min`."""
+    """Format a duration, by default to three digits: `41.2 ms`, `4.12 s`, `6 min 52 s`."""
     if round(seconds) >= 36000:
         hours, rest = divmod(round(seconds / 60), 60)
         return f"{hours} h {rest} min"

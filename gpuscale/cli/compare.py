@@ -26,7 +26,6 @@ from gpuscale.records import Baseline, Comparison, Results, Run
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.history_text import verdict
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
@@ -173,7 +172,8 @@ def view_of_last_night(
     """Compare the last night with earlier ones; None if it lacks the rows or nights are too few."""
     results = last_night(nights)
     tonight = {each.allocation_of(run) for each in results for run in each.runs}
-    if verdict(history) is None or history.nights[-1].allocation not in tonight:
+    has_too_few = all(row.nights_missing for row in history.rows)
+    if has_too_few or history.nights[-1].allocation not in tonight:
         return None
     reference = reference_of_nights(None, nights, results)
     return view_of(judged(reference, results, [], arguments), results)

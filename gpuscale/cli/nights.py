@@ -12,7 +12,7 @@ from gpuscale.base.text import visible
 from gpuscale.cli.inputs import RESULTS_NAME, each_run_once, files_below, is_folder, remark
 from gpuscale.records import Configuration, Results
 from gpuscale.store.campaign_folders import NIGHT_JSON, nights_folder, read_night
-from gpuscale.store.results import RESULTS_FOLDER, newest_results, read_results
+from gpuscale.store.results import RESULTS_FOLDER, no_results, read_results
 
 _OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{RESULTS_NAME.pattern}", re.DOTALL)
 
@@ -81,7 +81,7 @@ def default_folder() -> Path:
             remark(f"the results below {RESULTS_FOLDER}; nights are below {visible(str(above))}")
         return RESULTS_FOLDER
     if not folders:
-        return newest_results(RESULTS_FOLDER)[0].parent
+        raise no_results(RESULTS_FOLDER)
     if len(folders) > 1:
         machines = ", ".join(visible(str(each)) for each in folders)
         raise UsageError(f"name the nights of one machine: {machines}")

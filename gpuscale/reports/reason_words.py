@@ -34,7 +34,7 @@ from gpuscale.reports.phrases import (
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
-_ONCE_IDLE = "measure again once the host is idle"
+ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} {change}"
@@ -149,7 +149,7 @@ WORDS: Mapping[str, Words] = {
         "differ by {deviation} from one to the next",
         remedy="measure three runs or more of each row",
     ),
-    "once_idle": Words(_ONCE_IDLE, beyond_table=""),
+    "once_idle": Words(ONCE_IDLE, beyond_table=""),
     "baseline_once_idle": Words(
         "the baseline's host was busy: a baseline measured on an idle host may settle it",
         needs_baseline=True,
@@ -256,7 +256,7 @@ WORDS: Mapping[str, Words] = {
     "environment_changed": Words("changed since the baseline: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
-    "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=_ONCE_IDLE),
+    "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=ONCE_IDLE),
     "busy_host_before": Words(
         "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
     ),
@@ -270,7 +270,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "noisy_efficiency": Words(
         "{row}: an efficiency of {value} is hardly possible, and the runs differ too much to tell "
-        f"the true one; {_ONCE_IDLE}"
+        f"the true one; {ONCE_IDLE}"
     ),
     "few_sessions": Words(
         "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ; "

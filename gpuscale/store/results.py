@@ -37,11 +37,16 @@ def newest_results(folder: Path) -> list[Path]:
         names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
         if dated := [name for name in names if _DATED_NAME.fullmatch(name)]:
             return [folder / name for name in sorted(dated, reverse=True)]
+    raise no_results(folder)
+
+
+def no_results(folder: Path) -> FileError:
+    """Return the error of a command that needs results, for a folder that has none."""
     problem = (
         "there are no results yet; measure first, for example with: pytest bench_cases --gpus 1,2; "
         "name a file that was written with --results"
     )
-    raise files.file_error(folder.absolute(), problem)
+    return files.file_error(folder.absolute(), problem)
 
 
 def with_recorded_probes(path: Path, results: Results) -> Results:

@@ -167,11 +167,11 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
     if len(known) < 2 or point.key.gpus not in known:
         return None
     least = _AS_LARGE * point.relative_loss(part)
-    as_large = {gpus for gpus, there in known.items() if there.relative_loss(part) >= least}
-    proved = {gpus for gpus in as_large if known[gpus].changes[part].is_longer}
-    lost_on = sorted({point.key.gpus} | proved)
+    own = point.key.gpus
+    as_large = {own, *(n for n, there in known.items() if there.relative_loss(part) >= least)}
     # A loss as large that its runs do not prove is on neither side.
-    spared_on = sorted(known.keys() - as_large - {*lost_on})
+    lost_on = sorted(n for n in as_large if n == own or known[n].changes[part].is_longer)
+    spared_on = sorted(known.keys() - as_large)
     return Onset(
         lost_on=tuple(lost_on),
         spared_on=tuple(spared_on),

@@ -21,18 +21,10 @@ from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import headline, statement
-from gpuscale.reports.comparison.rows import (
-    Row,
-    device_of,
-    is_established,
-    sharing,
-    subject_of,
-)
+from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-BUSY = frozenset(("busy_host", "busy_host_before"))
-"""Codes of the notes on a host that was busy during the runs of either side."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:

@@ -6,9 +6,9 @@ from collections.abc import Container, Sequence
 from gpuscale.records import Comparison
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import BUSY, changes_of
-from gpuscale.reports.comparison.rows import Row, is_single_run, sharing
-from gpuscale.reports.reason_words import WORDS, Words, parts_of
+from gpuscale.reports.comparison.headline import changes_of
+from gpuscale.reports.comparison.rows import Row, sharing
+from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
@@ -20,7 +20,7 @@ _MORE_BEFORE = {
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 _MORE_ONCE_IDLE = {
-    "baseline": f"measure again once the host is idle, and add those runs: {_ADD} {{before}} FILE",
+    "baseline": f"{ONCE_IDLE}, and add those runs: {_ADD} {{before}} FILE",
     "results": "measure both sides again once the host is idle",
 }
 """Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
@@ -42,9 +42,10 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
-    if (weight == 0 and is_cause_known) or (weight == 1 and is_single_run(worst)):
+    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
+    if (weight == 0 and is_cause_known) or (weight == 1 and is_single):
         # A busy host hides neither this cause, nor that more runs are needed.
-        notes -= BUSY
+        notes -= {"busy_host", "busy_host_before"}
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
     if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
@@ -75,7 +76,7 @@ def _after_loss(
     is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
     step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
     if step and is_busy and not is_suspected:
-        return f"measure again once the host is idle; if the loss stays, {step}"
+        return f"{ONCE_IDLE}; if the loss stays, {step}"
     return step
 
 

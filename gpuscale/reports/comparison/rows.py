@@ -285,11 +285,6 @@ def _has_lost(row: Row) -> bool:
     return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
 
 
-def is_single_run(row: Row) -> bool:
-    """True if a row is open because a side has a single run, which shows no spread."""
-    return any(part.code == "single_run" for part in parts_of(row.entry.reason))
-
-
 def is_established(row: Row) -> bool:
     """True if the first cause of the row's loss is known."""
     return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
