@@ -6,6 +6,8 @@ from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpuscale.base.text import escaped
+
 
 class ExitCode(IntEnum):
     """Exit codes of `gpuscale` (docs/reading.md); only sweeps and nightly runs return 5 or 6."""
@@ -58,14 +60,23 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """Raised for an unusable file; the message gives path, location, problem and remedy."""
+    """Raised for an unusable file; the message gives path, location, problem and remedy.
+
+    Unprintable characters are escaped; each of the `rows` gets a line of its own.
+    """
 
     def __init__(
-        self, path: object, problem: str, *, place: str | None = None, line: int | None = None
+        self,
+        path: object,
+        problem: str,
+        *,
+        place: str = "",
+        line: int | None = None,
+        rows: Sequence[str] = (),
     ) -> None:
-        named = f"{path}" if line is None else f"{path}:{line}"
-        super().__init__(": ".join(filter(None, (named, place, problem))))
-        self.problem = problem
+        self.problem = "\n  ".join(map(escaped, (problem, *rows)))
+        named = escaped(f"{path}" if line is None else f"{path}:{line}")
+        super().__init__(": ".join(filter(None, (named, escaped(place), self.problem))))
 
 
 class DecodeError(GpuscaleError):

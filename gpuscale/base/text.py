@@ -129,7 +129,7 @@ def text_problem(text: str) -> str | None:
     if len(text) > LINE_LIMIT:
         return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
     found = re.search(f"[{UNPRINTABLE}]", text)
-    return found and f"text with the unprintable character {_escape(found)}; remove it"
+    return found and f"text with the unprintable character {escaped(found[0])}; remove it"
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
@@ -149,7 +149,8 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 def visible(text: str, *, multiline: bool = False) -> str:
     r"""Escape the unprintable characters in the text, as in `\x1b`."""
-    return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
+    unprintable = UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE
+    return re.sub(f"[{unprintable}]", lambda found: escaped(found[0]), text)
 
 
 def escaped(text: str) -> str:
@@ -193,7 +194,3 @@ def _spelt_out(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(SPELT_OUT, _spelt_out)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")

@@ -22,7 +22,7 @@ from gpuscale.records import Baseline, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.phrases import age_text, counted, enumerated, to_minutes
-from gpuscale.store.files import file_error, file_errors, read_any
+from gpuscale.store.files import file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     newest_results,
@@ -95,13 +95,13 @@ def _validate_no_folder(path: Path, use: str) -> None:
         return
     files, folder = sorted(files_below(path, RESULTS_NAME.fullmatch)), shlex.quote(str(path))
     if not files:
-        raise file_error(path, "is a folder without results; give one of the files in it")
+        raise FileError(path, "is a folder without results; give one of the files in it")
     last = files[-1].relative_to(path)
     stars = "*/" * (len(last.parts) - 1)
     globs = (f"{stars}{name}" for name in (last.name, f"*{last.suffix}"))
     found = next((glob for glob in globs if {*path.glob(glob)} == {*files}), last)
     use = use.format(folder=folder, pattern=f"{folder}/{found}", last=f"{folder}/{last}")
-    raise file_error(path, f"is a folder with {counted(len(files), 'results file')}; {use}")
+    raise FileError(path, f"is a folder with {counted(len(files), 'results file')}; {use}")
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
-from gpuscale.base.text import escaped
 from gpuscale.records import Baseline, Results
 from gpuscale.store.file_formats import decode_any, decode_baseline, encode_baseline
 
@@ -41,17 +40,9 @@ def file_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check the path and its permissions")
-        raise file_error(path, f"{error.strerror or error}; {remedy}") from None
+        raise FileError(path, f"{error.strerror or error}; {remedy}") from None
     except ValueError as error:
-        raise file_error(path, f"{error}; check the path") from None
-
-
-def file_error(
-    path: Path, problem: str, *, place: str = "", line: int | None = None, rows: Sequence[str] = ()
-) -> FileError:
-    """Return a `FileError` with unprintable characters escaped and `rows` below the problem."""
-    problem = "\n  ".join(map(escaped, (problem, *rows)))
-    return FileError(escaped(str(path)), problem, place=escaped(place) or None, line=line)
+        raise FileError(path, f"{error}; check the path") from None
 
 
 @contextmanager
@@ -72,7 +63,7 @@ def lock_file(path: Path, descriptor: int, problem: str) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise file_error(path, problem) from None
+            raise FileError(path, problem) from None
 
 
 def is_night_folder(name: str) -> bool:
@@ -115,9 +106,9 @@ def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _
     except UnicodeDecodeError as error:
         place, line = f"byte {error.start + 1}", content.count(b"\n", 0, error.start) + 1
         problem = "is not UTF-8 text; unpack it, or save it as UTF-8"
-        raise file_error(path, problem, place=place, line=line) from None
+        raise FileError(path, problem, place=place, line=line) from None
     except DecodeError as error:
-        raise file_error(
+        raise FileError(
             path, error.problem, place=error.place, line=error.line, rows=error.rows
         ) from None
 
@@ -127,11 +118,11 @@ def validate_readable(path: Path) -> None:
     # Opening a device can already act on it.
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
-        raise file_error(path, "is a folder; give one of the files in it")
+        raise FileError(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
-        raise file_error(path, "is not a regular file (a device, pipe or socket); save it first")
+        raise FileError(path, "is not a regular file (a device, pipe or socket); save it first")
     if status.st_size > MOST_BYTES:
-        raise file_error(path, f"is larger than the {MOST_BYTES >> 20} MiB that are read; split it")
+        raise FileError(path, f"is larger than the {MOST_BYTES >> 20} MiB that are read; split it")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
@@ -139,7 +130,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     try:
         text = encode_baseline(baseline)
     except DecodeError as error:
-        raise file_error(path, f"cannot record this baseline: {error}") from None
+        raise FileError(path, f"cannot record this baseline: {error}") from None
     write_report(path, text)
 
 
@@ -148,31 +139,23 @@ def write_report(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode("utf-8", errors="replace")
     with file_errors(path):
-        if _is_device(path):
-            path.write_bytes(content)
-        else:
+        if path.is_file() or path.is_dir() or not path.exists():
             replace_file(path, content)
-
-
-def _is_device(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        mode = path.stat().st_mode
-        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-    return False
+        else:
+            path.write_bytes(content)
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically; keep an existing file's permissions and symbolic links to it."""
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with suppress(FileNotFoundError):
-            os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
-        with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
+        with beside.open("xb") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             file.write(content)
             file.flush()
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
         beside.replace(target)
     except BaseException:
         with suppress(OSError):

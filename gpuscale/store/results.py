@@ -6,7 +6,7 @@ import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from msgspec.structs import replace
 
@@ -27,8 +27,8 @@ _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 def default_results_path(folder: Path, now: datetime) -> Path:
     """Return a path for a new file in the folder; names start with the UTC date and sort by age."""
     dated = now.astimezone(UTC)
-    milliseconds = f"{dated.microsecond // 1000:03d}"
-    return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
+    moment = f"{dated:%Y-%m-%dT%H%M%S.%f}"[:-3]
+    return folder / f"{moment}Z-{secrets.token_hex(3)}.jsonl"
 
 
 def newest_results(folder: Path) -> list[Path]:
@@ -46,7 +46,7 @@ def no_results(folder: Path) -> FileError:
         "there are no results yet; measure first, for example with: pytest bench_cases --gpus 1,2; "
         "name a file that was written with --results"
     )
-    return files.file_error(folder.absolute(), problem)
+    return FileError(folder.absolute(), problem)
 
 
 def with_recorded_probes(path: Path, results: Results) -> Results:
@@ -76,7 +76,7 @@ def validate_writable(folder: Path) -> None:
         with files.file_errors(nearest), TemporaryFile(dir=nearest):
             pass
     except FileError as error:
-        raise files.file_error(nearest, f"{error.problem}, with --results FILE") from None
+        raise FileError(nearest, f"{error.problem}, with --results FILE") from None
 
 
 def leave_out(path: Path, reason: str | None) -> Results:
@@ -91,10 +91,10 @@ def leave_out(path: Path, reason: str | None) -> Results:
 class _RunAppender:
     """An open results file; a run is on disk when `append` returns."""
 
-    _descriptor = -1
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: Literal["xb", "ab"]) -> None:
         self.path = path
+        with files.file_errors(path):
+            self._file = path.open(mode, buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -108,48 +108,43 @@ class _RunAppender:
             line = to_json(run)
         except DecodeError as error:
             label = f"{run.label}, run {run.index}"
-            raise files.file_error(self.path, f"cannot record {label}: {error}") from None
+            raise FileError(self.path, f"cannot record {label}: {error}") from None
         self._write_line(line)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
         with files.file_errors(self.path):
-            end = os.fstat(self._descriptor).st_size
+            end = os.fstat(self._file.fileno()).st_size
             try:
                 # One write takes the complete line unless the disk is full.
                 while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
-                os.fsync(self._descriptor)
+                    rest = rest[self._file.write(rest) :]
+                os.fsync(self._file.fileno())
             except OSError:
                 with suppress(OSError):
-                    os.ftruncate(self._descriptor, end)
+                    self._file.truncate(end)
                 raise
 
     def _lock(self) -> None:
         problem = "another session is writing to it; wait until that has ended"
-        files.lock_file(self.path, self._descriptor, problem)
+        files.lock_file(self.path, self._file.fileno(), problem)
 
 
 class ResultsWriter(_RunAppender):
     """A new results file, which gets the header of the given results but not their runs."""
 
     def __init__(self, path: Path, head: Results) -> None:
-        super().__init__(path)
         try:
             line = encode_header(head)
         except DecodeError as error:
-            raise files.file_error(path, f"cannot record this environment: {error}") from None
+            raise FileError(path, f"cannot record this environment: {error}") from None
         with files.file_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with files.file_errors(path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o666)
+        super().__init__(path, "xb")
         files.sync_folder(path.parent)
         try:
             self._lock()
@@ -172,10 +167,9 @@ class ResumedResults(_RunAppender):
     is_cut_short: bool
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
         with files.file_errors(path):
             files.validate_readable(path)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        super().__init__(path, "ab")
         try:
             self._lock()
             with files.file_errors(path):
@@ -198,10 +192,10 @@ class ResumedResults(_RunAppender):
             super().append(run)
             return
         with files.file_errors(self.path):
-            if os.fstat(self._descriptor).st_size != self._size:
+            if os.fstat(self._file.fileno()).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
-                raise files.file_error(self.path, problem)
-            os.ftruncate(self._descriptor, self._kept)
+                raise FileError(self.path, problem)
+            self._file.truncate(self._kept)
             if self._needs_break:
                 self._write_line("")
         self._is_ready = True
