@@ -36,15 +36,17 @@ class EnvironmentField:
         return getattr(environment, self.name) if self.of is None else self.of(environment)
 
 
-def _of_gpus(name: str, unit: str = "") -> Callable[[Environment], str | None]:
-    """Return a function that lists the distinct values of a GPU property, such as `250, 300 W`."""
+def _of_gpus(
+    name: str, words: str, unit: str = "", *, in_session: bool = False
+) -> EnvironmentField:
+    """Return the field of a GPU property, which lists its distinct values: `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
         texts = (f"{value:g}" if unit else value for value in sorted(values))
         return f"{', '.join(texts)} {unit}".rstrip() if values else None
 
-    return value
+    return EnvironmentField(name, words, in_session=in_session, of=value)
 
 
 # Hosts, GPU UUIDs and limits, kernels and job IDs may differ within a results file, since a killed
@@ -67,17 +69,12 @@ ENVIRONMENT_FIELDS = (
     EnvironmentField("driver_version", "driver"),
     EnvironmentField("python_version", "Python"),
     EnvironmentField("kernel", "kernel", in_session=False),
-    *(
-        EnvironmentField(name, words, in_session=False, of=_of_gpus(name, unit))
-        for name, words, unit in (
-            ("power_limit_w", "power limit of GPUs", "W"),
-            ("application_clock_mhz", "application clock of GPUs", "MHz"),
-            ("max_clock_mhz", "highest clock of GPUs", "MHz"),
-            ("firmware", "firmware of GPUs", ""),
-        )
-    ),
+    _of_gpus("power_limit_w", "power limit of GPUs", "W"),
+    _of_gpus("application_clock_mhz", "application clock of GPUs", "MHz"),
+    _of_gpus("max_clock_mhz", "highest clock of GPUs", "MHz"),
+    _of_gpus("firmware", "firmware of GPUs"),
     EnvironmentField("system"),
-    EnvironmentField("partition", "partition modes of GPUs", of=_of_gpus("partition")),
+    _of_gpus("partition", "partition modes of GPUs", in_session=True),
     EnvironmentField("cpu_model", "CPU"),
     EnvironmentField("cpu_count", "CPU cores"),
     EnvironmentField("cases_revision", "revision of the cases"),
@@ -126,22 +123,19 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each file of a case or command with new content; ignore new files."""
     for name in sorted({name for environment in after for name in environment.scripts}):
-        old, new = (
+        sides = (
             [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)
         )
-        if old:
-            yield from _new_values(f"script {name}", old, new)
+        yield from _new_values(f"script {name}", *sides)
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each package with a new version, the most important packages first."""
-    sides = [[one.packages for one in side if one.packages] for side in (before, after)]
-    if not all(sides):
-        return
-    names = {name for side in sides for packages in side for name in packages}
+    known = [[one.packages for one in side if one.packages] for side in (before, after)]
+    names = {name for side in known for packages in side for name in packages}
     for name in sorted(names, key=lambda name: (stack_rank(name), name)):
-        old, new = ([packages.get(name, "not installed") for packages in side] for side in sides)
-        yield from _new_values(name, old, new)
+        sides = ([packages.get(name, "not installed") for packages in side] for side in known)
+        yield from _new_values(name, *sides)
 
 
 def stack_rank(name: str) -> int:
@@ -179,7 +173,7 @@ def environment_changes(
         if field.name == "python_version":
             # Only the minor version of an interpreter other than gpuscale's own is known.
             new = [value for value in new if not any(_is_same_python(value, one) for one in old)]
-        if old and field.words is not None:
+        if field.words is not None:
             changes += _new_values(field.name, old, new)
     libraries = [lib for node in (*nodes_before, *nodes_after) for lib in node.libraries]
     sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
@@ -204,15 +198,15 @@ def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, 
     if node.libraries:
         unknown = {each.name for each in node.libraries if each.version is None}
         unknown &= {each.name for each in libraries if each.version}
-        names = sorted({each.name for each in libraries} - unknown)
-        facts |= {f"{name} loaded": loaded(node, name) for name in names}
+        loaded = by_key((library.name, library.label) for library in node.libraries)
+        for name in sorted({each.name for each in libraries} - unknown):
+            facts[f"{name} loaded"] = ", ".join(sorted({*loaded.get(name, ("none",))}))
     return node.host, facts
 
 
 def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
     """Yield one change that lists all new hosts, if there are any and earlier hosts are known."""
-    if before:
-        yield from _new_values("host", sorted(before), sorted(after))
+    return _new_values("host", sorted(before), sorted(after))
 
 
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
@@ -231,12 +225,6 @@ def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChang
                 nodes=() if having == hosts else tuple(sorted(having)),
                 of_nodes=len(hosts),
             )
-
-
-def loaded(node: NodeEvidence, name: str) -> str:
-    """Return the versions of a library loaded on a node, such as `2.27.7`; `none` if not loaded."""
-    labels = {library.label for library in node.libraries if library.name == name}
-    return ", ".join(sorted(labels)) or "none"
 
 
 def environment_text(change: EnvironmentChange) -> str:
@@ -265,9 +253,9 @@ def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", "
 def _new_values(
     name: str, before: Sequence[str], after: Sequence[str]
 ) -> Iterator[EnvironmentChange]:
-    """Yield one change if any value is new; each value is listed once."""
+    """Yield one change if any value is new and earlier ones are known; list each value once."""
     new = tuple(value for value in dict.fromkeys(after) if value not in before)
-    if new:
+    if before and new:
         yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)
 
 
