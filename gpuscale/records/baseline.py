@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
@@ -173,9 +172,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     value: Annotated[float, Meta(gt=0)] | None = None
     """Reference value of `metric` in another tool's records; its spread between runs is unknown."""
     metric: OpenMetric | None = None
-    nights: Mapping[Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = msgspec.field(
-        default_factory=dict
-    )
+    nights: Mapping[Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = {}
     """Mean result of each night by date, in the figure's unit; empty if the dates are unknown."""
     precision: Name | None = None
     """Numerical precision; None if the source does not specify it."""
@@ -246,7 +243,7 @@ class Baseline(Record, frozen=True, kw_only=True):
     """Version of gpuscale used for the measurements; multiple versions are separated by commas."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
-    environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
+    environments: Mapping[Line, Environment] = {}
     """Machine and software of the measured runs, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""

@@ -71,19 +71,19 @@ class Environment(Record, frozen=True, kw_only=True):
     miopen_version: Line | None = None
     rccl_version: Line | None = None
     driver_version: Line | None = None
-    packages: Mapping[Line, Line] = msgspec.field(default_factory=dict)
+    packages: Mapping[Line, Line] = {}
     """Python packages used for training: the version and, if not from an index, the origin."""
     packages_absent: Line | None = None
     """Reason why `packages` is empty; None if it is not empty."""
     kernel: Line | None = None
-    variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
+    variables: Mapping[Line, Line] = {}
     """Environment variables that begin with `CUBLAS_`, `CUDA_`, `CUDNN_`, `CXI_`, `FI_`, `GLOO_`,
     `HIP_`, `HSA_`, `MIOPEN_`, `MKL_`, `MPICH_`, `NCCL_`, `NVIDIA_TF32_OVERRIDE`, `OMP_`,
     `PYTORCH_`, `RCCL_`, `ROCR_`, `TORCH_`, `TORCHINDUCTOR_` or `UCX_`, except for folders of
     caches; no others, such as those of a script."""
     cases_revision: Line | None = None
     """Git revision of the repository with the cases; `-dirty` is added for uncommitted changes."""
-    scripts: Mapping[Line, Line] = msgspec.field(default_factory=dict)
+    scripts: Mapping[Line, Line] = {}
     """Start of the SHA-256 of each file with a case, and of each script that a command names."""
     scheduler: Line | None = None
     job_id: Line | None = None

@@ -42,8 +42,6 @@ FailureKind = Literal[
 ]
 """Kinds of failures. `system`: an exception caused by a GPU, network or file system; `unread`: no
 step count was recognised in a command's output; `unsteady`: the step time was not stable."""
-# Looking up names in the table of counters is ten times as fast as matching a pattern.
-Values = Mapping[str, int | float]
 
 
 class Phases(Record, frozen=True, kw_only=True):
@@ -146,7 +144,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     samples: Count
     absent: tuple[Line, ...] = ()
     """Counters that could not be read, or not in all samples, each with the reason."""
-    values: Values = msgspec.field(default_factory=dict)
+    values: Mapping[str, int | float] = {}
     """Counter values by name (see `gpuscale.base.gpu_counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None
     """Share of samples in which each clock event reason was active, by the vendor's name for the
@@ -224,17 +222,17 @@ class NodeEvidence(Record, frozen=True, kw_only=True):
 
     host: Name
     load: HostLoad | None = None
-    settings: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    settings: Mapping[Name, Line] = {}
     """Settings of the host that affect performance, such as `governor`."""
     ports: tuple[Port, ...] = ()
     """Network ports of the host, whose counters include the traffic of other jobs."""
-    connections: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    connections: Mapping[Name, Line] = {}
     """Properties of the ranks' connections, such as `channels`, from NCCL's or RCCL's log."""
     libraries: tuple[Library, ...] = ()
     """Libraries that the run's processes on the node had loaded near the end of the run."""
     cpus: tuple[Line, ...] = ()
     """Distinct lists of the CPUs on which ranks may run, such as `0-7,64-71`."""
-    absent: Mapping[Name, Line] = msgspec.field(default_factory=dict)
+    absent: Mapping[Name, Line] = {}
     """Reason why a setting or other evidence could not be read, by name."""
     cost_s: Seconds | None = None
     """Time taken to collect the evidence."""

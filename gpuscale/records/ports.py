@@ -6,9 +6,8 @@ their maximum; `hw_counters` come from the mlx5 driver, Slingshot's counters fro
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
@@ -21,14 +20,6 @@ MOST_GROWTH = 2**60
 _Rate = Annotated[float, Meta(ge=0, le=1e6)]
 _Grown = Annotated[int, Meta(ge=0, le=MOST_GROWTH)]
 _USABLE = (None, "active", "active_defer", "up", "unknown")
-
-
-class Growth(NamedTuple):
-    """Growth of a counter between two readings."""
-
-    grown_by: int
-    is_floor: bool = False
-    """True if `grown_by` is a lower bound, because the counter was reset or reached its maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +36,12 @@ class PortCounter:
     least: int
     """Smallest growth in a run that is reported; healthy networks may show less."""
 
-    def growth(self, before: int | str, after: int | str) -> Growth | str:
-        """Return the growth between two readings (texts if they failed), or why it is unknown."""
+    def growth(self, before: int | str, after: int | str) -> tuple[int, bool] | str:
+        """Return the growth between two readings (texts if they failed), or why it is unknown.
+
+        The second value is True if the counter was reset or reached its maximum, so that the growth
+        is a lower bound.
+        """
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)
         # Some drivers have wider counters than the specification.
@@ -54,13 +49,11 @@ class PortCounter:
         stops, at_maximum = self.folder == "counters", after == span - 1
         if stops and at_maximum and before == after:
             return "at its maximum"
-        if after >= before:
-            grown = Growth(after - before, is_floor=stops and at_maximum)
-        elif stops or before < span // 2 or after >= span // 2:
-            grown = Growth(after, is_floor=True)
-        else:
-            grown = Growth(after + span - before)
-        return grown if grown.grown_by <= MOST_GROWTH else "not plausible"
+        grown_by, is_floor = after - before, stops and at_maximum
+        if after < before:
+            is_floor = stops or before < span // 2 or after >= span // 2
+            grown_by = after if is_floor else after + span - before
+        return (grown_by, is_floor) if grown_by <= MOST_GROWTH else "not plausible"
 
 
 PORT_COUNTERS = (
@@ -119,11 +112,11 @@ class Port(Record, frozen=True, kw_only=True):
     pcie_gt_s: _Rate | None = None
     """Transfer rate of each PCIe lane, in gigatransfers per second."""
     pcie_width: PositiveCount | None = None
-    growth: Mapping[Name, _Grown] = msgspec.field(default_factory=dict)
+    growth: Mapping[Name, _Grown] = {}
     """Growth of each counter that grew during the run (see `PORT_COUNTERS`)."""
     at_least: tuple[Name, ...] = ()
     """Counters that were reset or reached their maximum, so their growth is a lower bound."""
-    absent: Mapping[Line, tuple[Name, ...]] = msgspec.field(default_factory=dict)
+    absent: Mapping[Line, tuple[Name, ...]] = {}
     """Counters whose growth is unknown, by reason."""
 
     @property

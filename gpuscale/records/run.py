@@ -52,7 +52,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     allocation: Name | None = None
     """Job that executed the run; runs of one job share the nodes and their state. None for the job
     that created the results file."""
-    measured: Mapping[str, float] = msgspec.field(default_factory=dict)
+    measured: Mapping[str, float] = {}
     """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
     started_at_s: UnixTime | None = None

@@ -101,9 +101,9 @@ def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
             grown = PORT_COUNTERS_BY_NAME[name].growth(then[name], now[name])
             if isinstance(grown, str):
                 absent[grown] = (*absent.get(grown, ()), name)
-            elif grown.grown_by or grown.is_floor:
-                growth[name] = grown.grown_by
-                at_least += [name] if grown.is_floor else []
+            elif any(grown):
+                growth[name], is_floor = grown
+                at_least += [name] if is_floor else []
         yield replace(
             port,
             rate_gbit_s=min(rates, default=None),
