@@ -15,16 +15,8 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide, required_runs
 from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
-from gpuscale.records import (
-    EntryKey,
-    Failure,
-    Finding,
-    Limits,
-    Statement,
-    ToleranceOverride,
-    Tolerances,
-    Verdict,
-)
+from gpuscale.records import EntryKey, Failure, Finding, Limits, Statement, Tolerances, Verdict
+from gpuscale.records.baseline import ToleranceOverride
 
 NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
 QUIET = [0.1 * f for f in QUIET_THEN]

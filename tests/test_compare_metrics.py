@@ -16,10 +16,10 @@ from gpuscale.records import (
     Finding,
     MetricSpec,
     MetricVerdict,
-    ToleranceOverride,
     Tolerances,
     Verdict,
 )
+from gpuscale.records.baseline import ToleranceOverride
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]

@@ -23,7 +23,8 @@ from gpuscale import __version__
 from gpuscale.cli import main
 from gpuscale.judge.baseline import proposals, revised
 from gpuscale.plugin.terminal import summary_lines
-from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
+from gpuscale.records import Baseline, Failure, Tolerances
+from gpuscale.records.baseline import ToleranceOverride
 from gpuscale.store.files import read_baseline, write_baseline
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,8 @@ from changing import replace
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.judge.compare import compare
-from gpuscale.records import Baseline, EntryKey, ToleranceOverride, Tolerances, Verdict
+from gpuscale.records import Baseline, EntryKey, Tolerances, Verdict
+from gpuscale.records.baseline import ToleranceOverride
 from gpuscale.records.metrics import METRICS_BY_NAME
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.store.file_formats import decode_baseline, encode_baseline

@@ -23,8 +23,8 @@ from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, resu
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import side_of_baseline
-from gpuscale.records import Baseline, Hardware, Source
-from gpuscale.records.baseline import Tolerances
+from gpuscale.records import Baseline, Hardware, Tolerances
+from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts

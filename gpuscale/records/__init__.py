@@ -3,15 +3,7 @@
 An unknown value is `None`, never 0. Field names include units. Nothing here reads or writes files.
 """
 
-from gpuscale.records.baseline import (
-    Baseline,
-    BaselineChange,
-    Hardware,
-    PublishedFigure,
-    Source,
-    ToleranceOverride,
-    Tolerances,
-)
+from gpuscale.records.baseline import Baseline, Hardware, PublishedFigure, Tolerances
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node

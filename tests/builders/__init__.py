@@ -22,13 +22,13 @@ from gpuscale.records import (
     Results,
     Run,
     RunRequest,
-    Source,
     TimingPlan,
     Tolerances,
     Window,
     with_measured,
     without_windows,
 )
+from gpuscale.records.baseline import Source
 from gpuscale.records.record import to_json
 from gpuscale.records.request import CommandRequest
 from gpuscale.reports.show import Shown

@@ -9,16 +9,8 @@ from builders.nights import CNN, Night, baseline_of, results_of_night
 from changing import replace
 
 from gpuscale.base.gpu_counters import NUMBERS
-from gpuscale.records import (
-    BaselineChange,
-    Failure,
-    HostLoad,
-    NodeEvidence,
-    Results,
-    Source,
-    ToleranceOverride,
-    Tolerances,
-)
+from gpuscale.records import Failure, HostLoad, NodeEvidence, Results, Tolerances
+from gpuscale.records.baseline import BaselineChange, Source, ToleranceOverride
 from gpuscale.records.evidence import Library
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.ports import Port

@@ -16,8 +16,8 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.judge.sides import baseline_of_results
-from gpuscale.records import Baseline, PointKey, Results, Run, ToleranceOverride, Tolerances
-from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
+from gpuscale.records import Baseline, PointKey, Results, Run, Tolerances
+from gpuscale.records.baseline import SPEEDUP, THROUGHPUT, ToleranceOverride
 
 _OTHER_LEVEL = 0.01
 """Smallest relative difference in step time between nights on different levels."""

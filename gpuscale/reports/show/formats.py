@@ -15,15 +15,8 @@ from gpuscale.base.text import format_seconds, significant, visible
 from gpuscale.judge.baseline import entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import machine_label, side_of_baseline
-from gpuscale.records import (
-    Baseline,
-    BaselineChange,
-    Configuration,
-    PointKey,
-    Results,
-    Run,
-    ScalingPoint,
-)
+from gpuscale.records import Baseline, Configuration, PointKey, Results, Run, ScalingPoint
+from gpuscale.records.baseline import BaselineChange
 from gpuscale.records.configuration import commands_text
 from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
