@@ -17,7 +17,7 @@ class Demands:
     """Module and class that implement the strategy; None if cases cannot choose it."""
     one_process: bool = False
     """True if a single rank drives all GPUs."""
-    ranks_agree: bool
+    ranks_agree: bool = True
     """True if all ranks must have the same parameters after training, bit for bit."""
     inside_computing: str | None = None
     """Communication that is part of every step; None if steps can run without synchronisation."""
@@ -67,7 +67,6 @@ STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
         implementation="gpuscale.measure.worker.strategies.data_parallel:DataParallelStrategy",
         one_process=True,
-        ranks_agree=True,
         inside_computing="scatter, replicate and gather",
         not_on_cpu="DataParallel has no CPU counterpart",
         conflicts={
@@ -80,7 +79,6 @@ STRATEGIES: Mapping[str, Demands] = {
             "gpuscale.measure.worker.strategies.data_parallel:DistributedDataParallelStrategy"
         ),
         paused="all-reduce",
-        ranks_agree=True,
         options=(
             "bucket_cap_mb",
             "comm_hook",
@@ -98,7 +96,6 @@ STRATEGIES: Mapping[str, Demands] = {
     ),
     "lightning": Demands(
         implementation="gpuscale.measure.worker.strategies.lightning:LightningStrategy",
-        ranks_agree=True,
         package="lightning",
         wraps="ddp",
     ),
@@ -116,7 +113,6 @@ STRATEGIES: Mapping[str, Demands] = {
     "mp": Demands(
         implementation="gpuscale.measure.worker.strategies.model_parallel:ModelParallelStrategy",
         one_process=True,
-        ranks_agree=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",
         conflicts={"--compile": "compiled graphs over several GPUs are untested"},

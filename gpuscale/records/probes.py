@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from gpuscale.base.grouping import by_key
 from gpuscale.records.ports import Port
 from gpuscale.records.record import Bytes, Line, Name, Record
 
@@ -84,12 +85,12 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
     """Combine probes of one node from several ranks or launches; keep the first part's ports."""
-    probes: dict[object, Probe] = {}
-    for probe in (probe for part in parts for probe in part.probes):
-        known = probes.get(probe.identity)
-        rates = (*(known.rates if known else ()), *probe.rates)
-        probes[probe.identity] = msgspec.structs.replace(probe, rates=rates)
-    return msgspec.structs.replace(parts[0], probes=tuple(probes.values()))
+    repeats = by_key((probe.identity, probe) for part in parts for probe in part.probes)
+    probes = (
+        msgspec.structs.replace(same[-1], rates=tuple(r for probe in same for r in probe.rates))
+        for same in repeats.values()
+    )
+    return msgspec.structs.replace(parts[0], probes=tuple(probes))
 
 
 Pairs = tuple[tuple[int, int], ...]

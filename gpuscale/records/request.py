@@ -34,11 +34,6 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     run_seconds: float
     """Time limit for all windows together."""
 
-    @property
-    def most_windows_s(self) -> float:
-        """Target duration of the maximum number of windows, including unsynchronised ones."""
-        return self.windows * self.window_s * _WITH_UNSYNCED
-
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
@@ -60,7 +55,8 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     run_seconds = run_seconds or plan.run_seconds
     if run_seconds <= plan.run_seconds:
         return replace(plan, run_seconds=run_seconds)
-    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
+    most_windows_s = plan.windows * plan.window_s * _WITH_UNSYNCED
+    longer = 1 + (run_seconds - plan.run_seconds) / most_windows_s
     return replace(
         plan,
         windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
@@ -145,11 +141,6 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
         each = -(-self.gpus // ranks)
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
         return bound_cpus(self.cpu_bind, devices or (local_rank,))
-
-    @property
-    def job(self) -> str:
-        """Word for a process of the run in messages: `rank` or `command`."""
-        return "rank" if self.command is None else "command"
 
     @property
     def processes(self) -> int:

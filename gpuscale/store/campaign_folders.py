@@ -248,15 +248,12 @@ def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
     """Return the measurements of the most recent earlier sweeps with this plan, oldest first."""
-    places = (path.parent for path in folder.absolute().parent.glob(f"*/{SWEEP_JSON}"))
-    earlier = [
-        (before.created_at, place, before)
-        for place in places
-        if (before := read_sweep(place)).plan == record.plan
-        and before.created_at < record.created_at
-    ]
-    earlier.sort(key=lambda each: each[0])
-    return [visits_of(place, before) for _, place, before in earlier[-_MOST_PAST:]]
+    paths = folder.absolute().parent.glob(f"*/{SWEEP_JSON}")
+    sweeps = ((read_sweep(path.parent), path.parent) for path in paths)
+    alike = [(sweep, place) for sweep, place in sweeps if sweep.plan == record.plan]
+    earlier = [each for each in alike if each[0].created_at < record.created_at]
+    earlier.sort(key=lambda each: each[0].created_at)
+    return [visits_of(place, sweep) for sweep, place in earlier[-_MOST_PAST:]]
 
 
 def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:

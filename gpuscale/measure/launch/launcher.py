@@ -132,7 +132,7 @@ class Launcher:
         try:
             with terminations_raised():
                 _, outcome = self._perform(
-                    request.job,
+                    "rank" if request.command is None else "command",
                     directory,
                     placement,
                     patience_s,

@@ -211,16 +211,14 @@ class ImportFolder:
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
         """Set the folder; `better` (True by metric if more is better) overrides stored values."""
-        self._path, self._better = path, better
-        self._state = _State()
-
-    def __enter__(self) -> Self:
-        with file_errors(self._path):
-            self._path.mkdir(parents=True, exist_ok=True)
-        state = self._path / _STATE
+        self._path, self._state, state = path, _State(), path / _STATE
+        with file_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
         if state.exists():
             self._state = read_with(state, lambda text: from_json(_State, text))
-        self._state.more_is_better |= self._better
+        self._state.more_is_better |= better
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import EntryKey, PublishedFigure
@@ -64,23 +65,22 @@ def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
                     problem = f"{label} has another batch or number of nodes in an earlier row"
                     raise DecodeError("", f"{problem} (line {line}); name the cases apart")
                 repetitions[measured.key].append(measured)
-    nights: dict[str | None, list[RecordedValue]] = defaultdict(list)
+    values: list[tuple[str | None, RecordedValue]] = []
     # A column of devices or ranks, which means the same, does not say that they are GPUs.
     has_gpus = any("gpu" in column.header.lower() for column in columns)
     device = UNRECORDED_GPU if has_gpus else UNRECORDED
     for alike in repetitions.values():
         with problems.on(alike[0].line):
-            for day, value in _recorded(alike, timed, device):
-                nights[day].append(value)
+            values += _recorded(alike, timed, device)
     problems.raise_all()
     without += (f"column '{column.header}'" for column in unused)
-    for day, values in nights.items():
+    for day, of_night in by_key(values).items():
         at = None if day is None else datetime.fromisoformat(day).replace(tzinfo=UTC)
         yield Session(
             key=path.stem,
             began_s=path.stat().st_mtime if at is None else at.timestamp(),
             system=rows[0].machine and (defaults.machine or rows[0].machine),
-            values=tuple(values),
+            values=tuple(of_night),
             without_value=tuple(without),
         )
         without.clear()
@@ -183,9 +183,7 @@ def _recorded(
     rows: Sequence[_Measured], timed: Timed | None, device: str
 ) -> Iterator[tuple[str | None, RecordedValue]]:
     """Yield the date and value of each repetition; all values share one `PublishedFigure`."""
-    nights: dict[str | None, list[float]] = defaultdict(list)
-    for row in rows:
-        nights[row.day] += row.values
+    nights = by_key((row.day, value) for row in rows for value in row.values)
     (case, strategy, gpus), first = rows[0].key, rows[0]
     values = [value for row in rows for value in row.values]
     figure = PublishedFigure(

@@ -3,7 +3,6 @@
 import csv
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpuscale.base.errors import DecodeError
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, shown, text_problem
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import (
@@ -110,9 +110,8 @@ class Problems:
 
     def raise_all(self) -> None:
         """Raise a `DecodeError` that lists each problem with its lines, if there are any."""
-        lines: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for each in sorted(self.found, key=lambda problem: problem.line or 0):
-            lines[each.place, each.problem].append(each.line or 1)
+        ordered = sorted(self.found, key=lambda problem: problem.line or 0)
+        lines = by_key(((each.place, each.problem), each.line or 1) for each in ordered)
         errors = []
         for (place, problem), (first, *others) in lines.items():
             also = f" (also line {listed([*map(str, others)], _MOST_LINES)})" if others else ""
