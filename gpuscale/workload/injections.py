@@ -75,7 +75,7 @@ class Faults:
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._synchronize = synchronize
         """Function that waits until the devices are idle."""
-        self._data_pause, self._forward_pause = Pause(), Pause()
+        self._data_pause = Pause()
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
         """Duration of the forward pass in each step, in seconds."""
@@ -120,12 +120,20 @@ class Faults:
         if self._steps_per_forward is None:
             self._forward_times_s[-1] += forward_s
         else:
-            self._forward_pause.lengthen(self._slower_by * self._steps_per_forward * forward_s)
+            _keep_busy(self._slower_by * self._steps_per_forward * forward_s)
 
     def _now_s(self) -> float:
         """Return the time once the devices are idle, so that queued work never hides a delay."""
         self._synchronize()
         return time.perf_counter()
+
+
+def _keep_busy(seconds: float) -> None:
+    """Occupy the processor for the given seconds, as slower computation would."""
+    # A core that has slept computes more slowly at first, which would add to the injected factor.
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 class Pause:
