@@ -136,7 +136,7 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     before = baseline({1: [0.3, 0.33, 0.28, 0.31], 2: [0.474, 0.476, 0.48, 0.477]})
     now = [measured({1: [0.3, 0.3, 0.3, 0.301], 2: [0.474, 0.476, 0.48, 0.478]})]
     one, two = view_of(compare(before, now), now).rows
-    assert "the baseline's runs on 1 GPU differ by 7.1 %" in two.reason
+    assert "those of the baseline on 1 GPU differ by 7.1 %" in two.reason
     assert two.moved.line.startswith("E ")
     assert two.short_reason == ""
     assert "on 1 GPU differ" not in one.reason

@@ -310,7 +310,9 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
-    assert headline(judged)["next"] == f"if all was well, add these runs: {add} 'my night.jsonl'"
+    assert headline(judged)["next"] == (
+        f"if you know of no change or fault, add these runs: {add} 'my night.jsonl'"
+    )
     again = headline(replace(judged, notes=(BUSY,)))["next"]
     assert again == f"{AGAIN}, and add those runs: {add} FILE"
     of_itself = Statement.of("same_allocation", name="4739")

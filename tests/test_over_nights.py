@@ -235,6 +235,36 @@ def test_a_history_says_how_the_comparison_judges_its_last_night(tmp_path: Path)
     assert " judged ok by compare --history: 2 of 2 rows: no loss of " in head
 
 
+@pytest.mark.parametrize(("count", "onset"), [(4, 2), (5, 3), (13, 12)])
+def test_a_change_among_the_last_nights_is_named_beside_a_loss(
+    tmp_path: Path, count: int, onset: int
+) -> None:
+    write_nights(tmp_path, count, lambda night: 1.25 if night >= onset else 1.0, runs=3)
+    paths = sorted(tmp_path.rglob("*.jsonl"))
+    for night, path in enumerate(paths):
+        digest = "1b" if night >= onset else "0a"
+        made, where = read_results(path), environment(job_id=str(night))
+        where = replace(where, scripts={"train.py": digest})
+        path.write_text(results_text(replace(made, environment=where)))
+    day = f"{datetime.fromtimestamp(BEGAN_AT_S + DAY_S * onset, UTC):%Y-%m-%d}"
+    told = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())
+    on = "" if onset == count - 1 else f"on {day}: "
+    assert f" changed {on}script train.py 0a → 1b " in told
+    # Among five nights, the first slow one may be an odd one.
+    verdict = "INCONCLUSIVE" if count == 5 else "REGRESSED"
+    assert told.startswith(f"{verdict} 2 of 2 rows")
+    assert (" next measure again with the change undone" in told) == (count != 5)
+    history = " ".join(gpuscale("history", tmp_path).stdout.split())
+    assert f" judged {verdict} by compare --history: 2 of 2 rows: " in history
+    assert f" changed on {day}: script train.py 0a → 1b" in history
+
+
+def test_one_run_a_night_wants_more_nights_not_more_runs(tmp_path: Path) -> None:
+    write_nights(tmp_path, 2, lambda night: 1.0)
+    told = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())
+    assert " next compare again after more nights " in told
+
+
 def history_of_rates(samples_per_s: Sequence[float]) -> History:
     return history_of(one_run_a_night([128 / rate for rate in samples_per_s]))
 

@@ -55,7 +55,7 @@ def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None
     quantities = (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
     reasons = [Statement.of("loss_not_excluded", quantity=each, **facts) for each in quantities]
     rows = [replace(row, reason=why) for row, why in zip(open_rows, reasons, strict=False)]
-    assert text_of(view(comparison(*rows))).count("the baseline's runs differ") == 1
+    assert text_of(view(comparison(*rows))).count("those of the baseline differ") == 1
 
 
 def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> None:

@@ -25,6 +25,7 @@ from gpuscale.analysis.nights import (
     Night,
     NodeEffect,
     environment_at,
+    lasting_changes,
     left_out_of,
     machine_of,
     night_names,
@@ -145,6 +146,18 @@ class History:
     def names(self) -> Sequence[str]:
         """The date of each night, or the name of its folder or its time if nights share a date."""
         return night_names([(night.began_at, night.folder) for night in self.nights])
+
+    @property
+    def recent_change(self) -> tuple[int, tuple[EnvironmentChange, ...]]:
+        """The night of the latest change of the environment that still holds, and what changed.
+
+        Nothing, if all such changes are older than the few nights that prove no new level.
+        """
+        last = len(self.nights) - 1
+        for night in range(last, max(0, last - FEWEST_NIGHTS), -1):
+            if changes := lasting_changes(self.nights, night):
+                return night, changes
+        return last, ()
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from gpuscale.analysis.estimates import Term, difference
-from gpuscale.analysis.level_changes import night_deviation
+from gpuscale.analysis.level_changes import REMEMBERED, night_deviation
 from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED
@@ -156,6 +156,17 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
     nodes = (nodes_of(nights[at].runs) for at in (night - 1, night))
     hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
     return (*environment_changes([before], [now], *nodes), *hosts)
+
+
+def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+    """Return what the last night has in common with none of the 15 nights before `night`.
+
+    Hosts are not compared, since a scheduler may choose others every night.
+    """
+    before, now = nights[max(0, night - REMEMBERED) : night], nights[-1]
+    environments = [each.environment for each in before]
+    nodes = nodes_of(run for each in before for run in each.runs)
+    return environment_changes(environments, [now.environment], nodes, nodes_of(now.runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

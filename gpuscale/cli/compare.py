@@ -169,11 +169,10 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def view_of_last_night(
     nights: Sequence[Results], history: History, arguments: argparse.Namespace
 ) -> View | None:
-    """Compare the last night with earlier ones; None if it lacks the rows or nights are too few."""
+    """Compare the last night with earlier ones; None if it lacks the rows or is the only night."""
     results = last_night(nights)
     tonight = {each.allocation_of(run) for each in results for run in each.runs}
-    has_too_few = all(row.nights_missing for row in history.rows)
-    if has_too_few or history.nights[-1].allocation not in tonight:
+    if len(history.nights) == 1 or history.nights[-1].allocation not in tonight:
         return None
     reference = reference_of_nights(None, nights, results)
     return view_of(judged(reference, results, [], arguments), results)

@@ -62,6 +62,7 @@ def notes(history: History) -> Iterator[str]:
         yield f"too few nights to tell whether the level changed: {shown}"
     elif not history.events:
         yield _no_change_text(history)
+    yield from _recent_change(history)
     for effect in history.nodes:
         if effect.slow and effect.speed:
             dates = phrases.enumerated([names[night] for night in effect.slow])
@@ -78,6 +79,13 @@ def notes(history: History) -> Iterator[str]:
     runs = (run for night in history.nights for run in night.runs)
     if several := several_units(run.configuration for run in runs):
         yield f"note: {phrases.SEVERAL_UNITS}: {', '.join(several)}"
+
+
+def _recent_change(history: History) -> Iterator[str]:
+    """Yield a text on the last change of the environment, unless an event reports it."""
+    night, changes = history.recent_change
+    if changes and all(night != event.night for event in history.events):
+        yield f"changed on {history.names[night]}: {'; '.join(map(environment_text, changes))}"
 
 
 def _far_nights(history: History) -> set[int]:

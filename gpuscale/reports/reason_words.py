@@ -135,8 +135,8 @@ WORDS: Mapping[str, Words] = {
         remedy="run 'gpuscale doctor', and look for other work on the host",
     ),
     "baseline_runs_differ": Words(
-        "further runs like these would probably not settle it, since the baseline's "
-        "runs{on_1} differ by {deviation} from one to the next: more runs in the baseline may",
+        "further runs like these would probably not settle it, since those of "
+        "the baseline{on_1} differ by {deviation} from one to the next: more of these may",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -254,6 +254,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "failed_runs": Words("{rows}: {failed} of {made} failed ({failure})"),
     "environment_changed": Words("changed since the baseline: {changes}"),
+    "recently_changed": Words("changed on {since}, among the nights before: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
     "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=ONCE_IDLE),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from gpuscale.analysis.estimates import exponential
+from gpuscale.analysis.history import History
 from gpuscale.analysis.level_changes import REMEMBERED
 from gpuscale.analysis.nights import environment_at, nights_of
 from gpuscale.analysis.scaling import Entry
@@ -187,15 +188,27 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
     folders = {
         n.allocation: n.folder or name for n, name in zip(history.nights, names, strict=True)
     }
-    tonight, notes = len(names) - 1, [_by_folder(note, folders) for note in comparison.notes]
+    entries = tuple(map(judged, comparison.entries))
+    may_be_lost = any(each.verdict.weight < 2 and each.since is None for each in entries)
+    notes = [_by_folder(note, folders) for note in comparison.notes]
+    notes += _notes_on_nights(history, may_be_lost=may_be_lost)
+    return replace(comparison, entries=entries, notes=tuple(notes))
+
+
+def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Statement]:
+    """Yield notes on slow nodes, on nights left out, and on a change that may explain a loss."""
+    names, tonight = history.names, len(history.names) - 1
     for effect in history.nodes:
         if tonight in effect.slow and effect.speed:
             loss = -effect.speed.value
-            facts: Facts = {"name": effect.node, "loss": loss, "since": names[tonight]}
-            notes.append(Statement.of("slow_node", **facts))
+            yield Statement.of("slow_node", name=effect.node, loss=loss, since=names[tonight])
     if history.left_out:
-        notes.append(Statement.of("nights_left_out", nights=history.left_out))
-    return replace(comparison, entries=tuple(map(judged, comparison.entries)), notes=tuple(notes))
+        yield Statement.of("nights_left_out", nights=history.left_out)
+    if may_be_lost:
+        night, changes = history.recent_change
+        # What changed tonight is a change from the baseline, which has a note of its own.
+        if night < tonight:
+            yield Statement.of("recently_changed", changes=changes, since=names[night])
 
 
 def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:

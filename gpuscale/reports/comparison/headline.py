@@ -79,7 +79,8 @@ def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
 
 def is_headlined(note: Statement) -> bool:
     """True for a note that is part of the headline."""
-    return note.code == "environment_changed" or WORDS[note.code].caution is not None
+    is_change = note.code in ("environment_changed", "recently_changed")
+    return is_change or WORDS[note.code].caution is not None
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
@@ -241,6 +242,8 @@ def changes_of(
     for note in comparison.notes:
         if note.code == "environment_changed":
             yield "", note.facts["changes"]
+        if note.code == "recently_changed":
+            yield f"on {note.facts['since']}: ", note.facts["changes"]
     for entry in entries:
         if changes := entry.reason.facts.get("changed"):
             yield f"on {entry.since}: ", changes

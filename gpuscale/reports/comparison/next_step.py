@@ -12,7 +12,7 @@ from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
-    "baseline": f"if all was well, add these runs: {_ADD} {{before}} {{after}}",
+    "baseline": f"if you know of no change or fault, add these runs: {_ADD} {{before}} {{after}}",
     "results": (
         "make more runs of the earlier side, on the machine as it was: {maker} … --resume {before}"
     ),
@@ -38,11 +38,15 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     is_busy = "busy_host" in notes
     # A row that further runs would not settle is worse than others with the same verdict.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
-    of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
+    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
+    # One run a night is enough once there are several nights.
+    needs_nights = is_single and comparison.baseline_kind == "nights"
+    of_baseline = weight == 1 and (
+        needs_nights or any(words.needs_baseline for words in _words(worst))
+    )
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
-    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
     if (weight == 0 and is_cause_known) or (weight == 1 and is_single):
         # A busy host hides neither this cause, nor that more runs are needed.
         notes -= {"busy_host", "busy_host_before"}
