@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statements import known
 
-from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
+from gpuscale.analysis.steps import EfficiencyBudget, efficiency_budgets
 from gpuscale.records import EntryKey, Estimate, Phases, Run, Statement
 from gpuscale.records.configuration import DataKind
 from gpuscale.reports.reason_words import statement_text

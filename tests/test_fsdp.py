@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscale import TrainingCase
-from gpuscale.analysis.efficiency_budget import efficiency_budgets
+from gpuscale.analysis.steps import efficiency_budgets
 from gpuscale.base.strategies import STRATEGIES, is_older
 from gpuscale.measure.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
 

@@ -1,4 +1,4 @@
-"""Divide a step into parts: data, computing, exposed communication, skew and a rest.
+"""Divide a step into parts (data, computing, exposed communication, skew, rest), and E(n) likewise.
 
 The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
 the communication time, the slowest rank's pace and a remainder; that pace is the sum of the median
@@ -6,15 +6,16 @@ rank's data and computing times and the skew. Communication is measured as the d
 steps with and without synchronisation, since slow ranks make the others wait in their all-reduce.
 """
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpuscale.analysis.scaling import known_mean, valid_by_point
+from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of, valid_by_point
 from gpuscale.base.strategies import is_pipeline
-from gpuscale.records import Phases, PointKey, Run
+from gpuscale.records import Configuration, EntryKey, Estimate, Phases, PointKey, Run
 
 
 class Part(StrEnum):
@@ -126,6 +127,8 @@ class TypicalStep:
     phases_s: Mapping[str, float | None]
     """Seconds in each phase, means over the runs, at least 0; None if unknown. They are those of
     the median rank, or of a pipeline's slowest stage; `skew` is the slowest rank's lag."""
+    data_wait: float
+    """Fraction of the step for which the longest-waiting rank waits for data, mean over runs."""
 
     @property
     def total_s(self) -> float:
@@ -141,9 +144,11 @@ def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
             phases = [_phases_s(step) for step in steps]
             means_s = {name: known_mean(each[name] for each in phases) for name in phases[0]}
             found[point] = TypicalStep(
-                # Phases add up to the arithmetic mean; verdicts use the geometric one.
                 time_s=statistics.fmean(step.time_s for step in steps),
                 phases_s={n: None if s is None else max(0.0, s) for n, s in means_s.items()},
+                data_wait=statistics.fmean(
+                    max(rank.phases.data_s for rank in step.ranks) / step.time_s for step in steps
+                ),
             )
     return found
 
@@ -164,15 +169,107 @@ def _phases_s(step: Step) -> Mapping[str, float | None]:
     }
 
 
-def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
-    """Return the fraction of each point's step time that the longest-waiting rank waits for data.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyBudget:
+    """The efficiency that a configuration loses on n GPUs, divided into parts (fractions of T(n)).
 
-    The fractions are means over runs. Points without measured phases are left out.
+    E(n) = 1 - communication - data - skew - rest: T(n) exceeds the ideal step time by these parts,
+    and E(n) is the ideal step time over T(n). The stages of a pipeline do different work, so its
+    parts are means over all stages: E(n) = 1 - micro-batching - bubble - imbalance - data -
+    optimizer - rest. A negative part is a gain, such as a shorter wait for data on more ranks.
     """
+
+    key: EntryKey
+    configuration: Configuration
+    efficiency: Estimate
+    parts: Mapping[str, float]
+    """Measured parts by name, as fractions of T(n).
+
+    `communication` is the exposed communication, minus the time that a single rank needs to handle
+    its gradients. `data` is the time spent waiting for and copying batches beyond that of an ideal
+    step; in a pipeline, the mean over the stages. `skew` is the lag of the slowest rank. A pipeline
+    has, besides `data`: `micro-batching`, the cost of dividing a batch, as measured on one GPU;
+    `bubble`, the wait of the slowest stage; `imbalance`, how much longer the slowest stage takes
+    than the mean stage; and `optimizer`, the optimizer time beyond that of an ideal step."""
+    rest: float
+    """Lost efficiency that the measured parts do not account for."""
+    absent: tuple[str, ...] = ()
+    """Names of the parts that were not measured."""
+
+    @property
+    def hundredths(self) -> Mapping[str, int]:
+        """The efficiency, each part and the rest as whole percentages that add up to 100."""
+        efficiency = round(self.efficiency.value * 100)
+        exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
+        whole = {name: math.floor(part) for name, part in exact.items()}
+        largest_fraction_first = sorted(whole, key=lambda name: whole[name] - exact[name])
+        for name in largest_fraction_first[: 100 - efficiency - sum(whole.values())]:
+            whole[name] += 1
+        return {"efficiency": efficiency, **whole}
+
+
+def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
+    """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
+
+    Entries judged by a metric instead of the step time have no budget.
+    """
+    valid = {entry.key: entry for entry in grouped(runs) if entry.point.step_time_s is not None}
+    return tuple(
+        _budget(valid[key], valid[reference])
+        for key, reference in references_of(valid).items()
+        if key.gpus > 1
+    )
+
+
+def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
+    point = entry.point
+    assert point.efficiency is not None, "a valid entry with a reference has an efficiency"
+    assert point.step_time_s is not None, "a point with an efficiency has a step time"
+    step_time_s = point.step_time_s.value
+    # If the batch is divided among the GPUs, an ideal step takes a fraction of the reference time.
+    ideal = entry.key.global_batch / (entry.key.gpus * reference.key.global_batch)
+    staged = is_pipeline(point.configuration.strategy)
+    parts_s = _parts_s(entry.valid, reference.valid, ideal, staged=staged)
+    parts = {name: part_s / step_time_s for name, part_s in parts_s.items() if part_s is not None}
+    return EfficiencyBudget(
+        key=point.key,
+        configuration=point.configuration,
+        efficiency=point.efficiency,
+        parts=parts,
+        rest=1 - point.efficiency.value - sum(parts.values()),
+        absent=tuple(name for name in parts_s if name not in parts),
+    )
+
+
+def _parts_s(
+    runs: Sequence[Run], reference: Sequence[Run], ideal: float, *, staged: bool
+) -> Mapping[str, float | None]:
+    """Return the seconds that each part adds to the ideal step; `staged` is True for a pipeline."""
+    steps, alone = steps_of(runs), steps_of(reference)
+    exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
+    synchronization_s = known_mean(run.synchronization_s for run in reference)
+
+    def beyond(seconds_of: Callable[[Step], float]) -> float | None:
+        ours_s, alone_s = (known_mean(map(seconds_of, side)) for side in (steps, alone))
+        return None if ours_s is None or alone_s is None else ours_s - ideal * alone_s
+
+    if staged:
+        return {
+            "micro-batching": None if synchronization_s is None else -ideal * synchronization_s,
+            "bubble": exposed_s,
+            "imbalance": known_mean(
+                step.slowest.pace_s - statistics.fmean(rank.pace_s for rank in step.ranks)
+                for step in steps
+            ),
+            "data": beyond(lambda step: statistics.fmean(rank.data_s for rank in step.ranks)),
+            "optimizer": beyond(
+                lambda step: statistics.fmean(rank.phases.optimizer_s for rank in step.ranks)
+            ),
+        }
+    # A single rank handles gradients too, so the ideal step time includes that work.
+    own_s = ideal * (synchronization_s or 0.0)
     return {
-        point: statistics.fmean(
-            max(rank.phases.data_s for rank in step.ranks) / step.time_s for step in steps
-        )
-        for point, valid in valid_by_point(runs).items()
-        if (steps := steps_of(valid))
+        "communication": None if exposed_s is None else exposed_s - own_s,
+        "data": beyond(lambda step: step.median.data_s),
+        "skew": known_mean(step.skew_s for step in steps if len(step.ranks) > 1),
     }

@@ -3,8 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.efficiency_budget import efficiency_budgets
-from gpuscale.analysis.steps import typical_steps
+from gpuscale.analysis.steps import efficiency_budgets, typical_steps
 from gpuscale.base.text import format_seconds, whole_percent
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases

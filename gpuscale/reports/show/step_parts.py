@@ -3,8 +3,13 @@
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.efficiency_budget import EfficiencyBudget, efficiency_budgets
-from gpuscale.analysis.steps import TypicalStep, data_waits, steps_of, typical_steps
+from gpuscale.analysis.steps import (
+    EfficiencyBudget,
+    TypicalStep,
+    efficiency_budgets,
+    steps_of,
+    typical_steps,
+)
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, significant
@@ -43,12 +48,13 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
         if budget.parts:
             label = phrases.row_text(names, budget.configuration, budget.key.gpus)
             yield from ((label, text) for text in _of_budget(budget, runs))
-    for point, share in data_waits(runs).items():
-        if point.configuration.data in ("loader", "real") and share > NAMED_DATA_WAIT:
+    for point, step in typical_steps(runs).items():
+        if point.configuration.data in ("loader", "real") and step.data_wait > NAMED_DATA_WAIT:
             yield (
                 phrases.row_text(names, point.configuration, point.gpus),
-                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
-                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
+                f"{format_percent(step.data_wait)} of a step is a wait for its batch: the loader "
+                "sets the pace; give it more --data-workers, or measure GPUs alone with --data "
+                "synthetic",
             )
 
 
