@@ -167,7 +167,7 @@ def change(onset: int, before: float, by: float, *, kind: str = "step") -> Level
     ],
 )
 def test_a_loss_lasts_until_most_of_it_is_back(found: list[LevelChange], lasts: int | None) -> None:
-    assert unrecovered_loss(found) == lasts
+    assert unrecovered_loss(found, math.inf) == lasts
 
 
 def test_throughput_changed_by_the_fifteen_nights_on_both_sides() -> None:

@@ -156,8 +156,9 @@ def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
     """Return the sample of all values, with the variance pooled *within* groups (allocations)."""
     filled = [group for group in groups if group]
     values = [value for group in filled for value in group]
+    means = [statistics.fmean(group) for group in filled]
     squares = math.fsum(
-        (value - statistics.fmean(group)) ** 2 for group in filled for value in group
+        (value - mean) ** 2 for group, mean in zip(filled, means, strict=True) for value in group
     )
     df = len(values) - len(filled)
     return Sample(

@@ -226,9 +226,7 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
     past = [nights[i].log_costs[point] for i in nights_before(indices[-1], point, nights, changes)]
     last = departure(past, values[-1]) if len(values) > FEWEST_NIGHTS else None
     alone = last is not None and stands_out(values[begin:-1], last)
-    lost = unrecovered_loss(found)
-    if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
-        lost = None
+    lost = unrecovered_loss(found, values[-1])
     return RowHistory(
         point=point,
         nights=tuple(indices),

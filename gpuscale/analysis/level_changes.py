@@ -146,9 +146,7 @@ def step_size(before: Sequence[float]) -> float:
         return max(_SMALLEST_STEP, few * night_deviation(before))
     usual = usual_values(before[-_OF_DEVIATION:])
     quantile = t_quantile(1 - _STEP_ALARMS / len(usual), len(usual) - 1)
-    middle = statistics.fmean(usual)
-    variance = math.fsum((value - middle) ** 2 for value in usual) / (len(usual) - 1)
-    error = math.sqrt(variance * (1 / 2 + 1 / nights))
+    error = math.sqrt((log_sample(usual).variance or 0.0) * (1 / 2 + 1 / nights))
     return max(_SMALLEST_STEP, quantile * error)
 
 
@@ -249,12 +247,12 @@ def _drift(
     return LevelChange(kind="drift", onset=tonight, seen=tonight, before=before, change=change)
 
 
-def unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
-    """Return the index of the last loss in `found`; None if there is none or most was recovered."""
+def unrecovered_loss(found: Sequence[LevelChange], tonight: float) -> int | None:
+    """Return the index of the last loss; None if there is none or `tonight` is past most of it."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None
-    reached = found[-1].before + found[-1].change
+    reached = min(found[-1].before + found[-1].change, tonight)
     return last if found[last].change < 2 * (reached - found[last].before) else None
 
 

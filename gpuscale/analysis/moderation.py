@@ -122,8 +122,7 @@ def moderated_samples(
     if hold_allocations:
         # One run per night. With several rows, enough nights separate the spread between runs from
         # that between nights; too few show only their sum, and the declared deviation is added.
-        of_baseline = zip(baseline.values(), samples, strict=False)
-        prior_samples = [*_residual_samples([*of_baseline]), *samples[len(baseline) :]]
+        prior_samples = [*_residual_samples([*baseline.values()]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
                 samples[i] = prior_samples[i] = _sample_of_nights(values)
@@ -149,21 +148,20 @@ def moderated_samples(
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, of_current, strict=True))
 
 
-def _residual_samples(
-    rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
-) -> list[Sample]:
+def _residual_samples(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Sample]:
     """Return each row's sample after removing the effects of allocations that all rows share.
 
     Each row must have one run per allocation. The residuals contain the variation between runs and
     the interaction of allocation and row (Searle, Casella and McCulloch 1992, section 4.3). The
     effect of an allocation on a row is estimated from the other rows, weighted by their precision.
     """
-    spreads = [_sample_of_nights(values).variance or 0.0 for values, _ in rows]
+    samples = [*map(_sample_of_nights, rows)]
+    spreads = [sample.variance or 0.0 for sample in samples]
     wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
     weights = [1 / max(spread, wide) for spread in spreads]
     apart = by_key(
         (name, (weight, weight**2, weight * (run - sample.mean)))
-        for (values, sample), weight in zip(rows, weights, strict=True)
+        for values, sample, weight in zip(rows, samples, weights, strict=True)
         for name, (run,) in values.items()
     )
     sums = {
@@ -178,7 +176,7 @@ def _residual_samples(
         return (departure - of_night) / math.sqrt(1 + (squares - weight**2) / others**2)
 
     residual_samples = []
-    for (values, sample), weight in zip(rows, weights, strict=True):
+    for values, sample, weight in zip(rows, samples, weights, strict=True):
         residuals = {
             name: residual(run - sample.mean, weight, name)
             for name, (run,) in values.items()

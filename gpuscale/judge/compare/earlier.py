@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpuscale.analysis.estimates import grouped_log_sample
 from gpuscale.analysis.history import History, RowHistory, history_of_nights, nights_before
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.nights import left_out_of, nights_of
@@ -169,11 +170,9 @@ def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
     """Return the deviation of the log step time, or ratio of two, on a level, without outliers."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
-    levels = by_key((bisect_right(onsets, night), night) for night in shared)
-    squares, freedom = 0.0, -len(levels)
-    for nights in levels.values():
-        logs = [[before.nights[i].log_costs[row.point] for row in rows] for i in nights]
-        values = [own - math.fsum(other) for own, *other in logs]
-        squares += math.fsum((value - statistics.fmean(values)) ** 2 for value in values)
-        freedom += len(values)
-    return math.sqrt(squares / freedom) if freedom >= _FEWEST_RESIDUALS else 0.0
+    logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)
+    values = [own - math.fsum(other) for own, *other in logs]
+    levels = by_key(zip((bisect_right(onsets, i) for i in shared), values, strict=True))
+    if len(values) - len(levels) < _FEWEST_RESIDUALS:
+        return 0.0
+    return math.sqrt(grouped_log_sample(levels.values()).variance or 0.0)
