@@ -55,31 +55,24 @@ def nights_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> tuple[Ni
 
     Results with injected faults and results excluded on purpose are ignored.
     """
-    placed: dict[str, list[tuple[Run, Results]]] = {}
-    for result in results:
-        for run in () if result.why_excluded else result.runs:
-            if run.is_valid and choice.includes(run.key):
-                placed.setdefault(result.allocation_of(run), []).append((run, result))
-    # Most rows ran on the same nodes, so equal sets of nodes share one object.
-    known: dict[frozenset[str], frozenset[str]] = {}
-    nights = (_night(allocation, made, known) for allocation, made in placed.items())
+    made = by_key(
+        (result.allocation_of(run), (run, result))
+        for result in results
+        if not result.why_excluded
+        for run in result.runs
+        if run.is_valid and choice.includes(run.key)
+    )
+    nights = itertools.starmap(_night, made.items())
     return tuple(sorted(nights, key=lambda night: night.began_at))
 
 
-def _night(
-    allocation: str,
-    made: Sequence[tuple[Run, Results]],
-    known: dict[frozenset[str], frozenset[str]],
-) -> Night:
-    logs: dict[PointKey, list[float]] = {}
-    nodes: dict[PointKey, frozenset[str]] = {}
+def _night(allocation: str, made: Sequence[tuple[Run, Results]]) -> Night:
+    logs = by_key((PointKey.of(run), run.log_cost) for run, _ in made)
+    nodes = dict.fromkeys(logs, frozenset[str]())
     for run, result in made:
-        point, named = PointKey.of(run), run.ranks or run.nodes or result.environment.nodes
+        named = run.ranks or run.nodes or result.environment.nodes
         hosts = frozenset(each.host for each in named)
-        hosts = hosts or frozenset(filter(None, [result.environment.host]))
-        hosts |= nodes.get(point, frozenset())
-        logs.setdefault(point, []).append(run.log_cost)
-        nodes[point] = known.setdefault(hosts, hosts)
+        nodes[PointKey.of(run)] |= hosts or frozenset(filter(None, [result.environment.host]))
     return Night(
         allocation=allocation,
         began_at=min(_run_began(run, result) for run, result in made),

@@ -241,9 +241,7 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
     devices = {environment.device for environment in environments}
     cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
     systems = {e.system for e in environments if e.system is not None}
-    gpu_names: set[str] = set()
-    if devices != {"cpu"}:
-        gpu_names.update(name for environment in environments for name in environment.gpu_names)
+    gpu_names = {name for e in environments if e.device != "cpu" for name in e.gpu_names}
     for found in (devices, gpu_names, cpu_models, systems):
         if len(found) > 1:
             raise UsageError(

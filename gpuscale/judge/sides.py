@@ -1,7 +1,7 @@
 """The two sides of a comparison (baseline and results): runs by entry, origins, and machines."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -70,17 +70,15 @@ class Side:
         """Evidence collected on the nodes of all valid runs."""
         return nodes_of(run for entry in self.entries for run in entry.valid)
 
-    def origin_of(self, entries: Iterable[Entry]) -> Origin:
+    def origin_of(self, entries: Sequence[Entry]) -> Origin:
         """Return where and when these entries were measured."""
-        counts: list[int] = []
+        counts = [entry.point.valid_runs for entry in entries if entry.logs]
+        valid = [run for entry in entries for run in entry.valid]
+        hosts = dict.fromkeys(rank.host for run in valid for rank in run.ranks)
         began: dict[str, float] = {}
-        hosts: dict[str, None] = {}
-        for entry in entries:
-            counts += [entry.point.valid_runs] if entry.logs else []
-            for name, runs in entry.runs.items():
-                hosts.update(dict.fromkeys(rank.host for run in runs for rank in run.ranks))
-                starts = [run.started_at_s for run in runs if run.started_at_s is not None]
-                began[name] = min([began.get(name, float("inf")), *starts])
+        for name, runs in (pair for entry in entries for pair in entry.runs.items()):
+            starts = [run.started_at_s for run in runs if run.started_at_s is not None]
+            began[name] = min([began.get(name, float("inf")), *starts])
         # If no run is valid, only the side's files show where it was measured.
         ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
         found = {name: where for name in ordered if (where := self.by_allocation.get(name))}

@@ -4,7 +4,6 @@ A nightly run is also judged by the history of the nights before it, which shows
 that a comparison of two sides misses.
 """
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.history import History
 from gpuscale.analysis.level_changes import REMEMBERED
 from gpuscale.analysis.nights import environment_at, nights_of
-from gpuscale.analysis.scaling import Entry
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare.earlier import (
     EarlierNights,
@@ -127,21 +125,14 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
         reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})
         entry = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason, finding=None)
         return Judgement(row=row, entry=replace(entry, minimum_detectable_loss=None))
-    nights = _deviations_from_others(row.after).items()
-    name, apart = max(nights, key=lambda night: night[1], default=("", 0.0))
-    loss = 1 - exponential(-apart)
+    means = {night: statistics.fmean(logs) for night, logs in row.after.logs.items()}
+    name = max(means, key=means.__getitem__)
+    others = [mean for night, mean in means.items() if night != name] or [means[name]]
+    loss = 1 - exponential(statistics.fmean(others) - means[name])
     if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
         return judgement
     reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)
     return replace(judgement, entry=replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason))
-
-
-def _deviations_from_others(current: Entry) -> Mapping[str, float]:
-    means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
-    if len(means) == 1:
-        return {}
-    total = math.fsum(means.values())
-    return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
 
 
 def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:

@@ -82,18 +82,11 @@ class Pairing:
         entry = self.row.verdict_of(verdict, reason)
         time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
         level = level_of(self.row.points[0], time_s)
-        shown = replace(
-            entry.baseline,
-            value=level.value,
-            unit=level.unit,
-            step_time_s=level.step_time_s,
-            samples_per_s=level.samples_per_s,
-        )
+        speedup, efficiency = entry.baseline.speedup, entry.baseline.efficiency
         if self.batches is not None:
             speedup = usual_estimate(self.before, self.after).exponential().inverse(self.batches)
             efficiency = speedup.scaled(1 / self.row.key.gpus)
-            shown = replace(shown, speedup=speedup, efficiency=efficiency)
-        return replace(entry, baseline=shown)
+        return replace(entry, baseline=replace(level, speedup=speedup, efficiency=efficiency))
 
 
 def _change(

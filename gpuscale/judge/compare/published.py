@@ -76,11 +76,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
             )
         )
     if ratios:
-        judgement = _judgement(row, ratios, rates.confidence)
-        if obstacle is None:
-            return judgement
-        reason = Statement.of("speedup_unknown", otherwise=judgement.entry.reason, why=obstacle)
-        return replace(judgement, entry=replace(judgement.entry, reason=reason))
+        return _judgement(row, ratios, obstacle, rates.confidence)
     if figure.gpus == 1:
         # Wall-clock time includes start-up and validation, so it gives no comparable throughput.
         verdict, reason = Verdict.CONSISTENT, Statement.of("speedup_reference")
@@ -129,18 +125,19 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
     return difference(value, [*filter(None, terms), of_nights])
 
 
-def _decisive(ratios: Sequence[_Ratio], confidence: float) -> tuple[Verdict, _Ratio]:
-    """Return the worst verdict and, of the ratios that caused it, the one with the largest loss."""
+def _judgement(
+    row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
+) -> Judgement:
+    """Judge by the worst verdict and, of the ratios that caused it, the one with the largest loss.
+
+    `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
+    """
     verdicts = [(ratio.verdict(confidence), ratio) for ratio in ratios]
-    worst = max((verdict for verdict, _ in verdicts), key=[*_CODES].index)
-    as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]
-    if worst is Verdict.CONSISTENT:
-        return worst, as_bad[0]
-    return worst, max(as_bad, key=lambda ratio: ratio.excess_loss)
-
-
-def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
-    verdict, ratio = _decisive(ratios, confidence)
+    verdict = max((verdict for verdict, _ in verdicts), key=[*_CODES].index)
+    as_bad = [ratio for each, ratio in verdicts if each is verdict]
+    ratio = as_bad[0]
+    if verdict is not Verdict.CONSISTENT:
+        ratio = max(as_bad, key=lambda each: each.excess_loss)
     change = ratio.measured.relative_change()
     reason = Statement.of(
         _CODES[verdict],
@@ -148,6 +145,8 @@ def _judgement(row: MatchedRow, ratios: Sequence[_Ratio], confidence: float) -> 
         beside=change.value,
         tolerance=ratio.tolerance,
     )
+    if obstacle is not None:
+        reason = Statement.of("speedup_unknown", otherwise=reason, why=obstacle)
     return Judgement(
         row=row,
         entry=replace(

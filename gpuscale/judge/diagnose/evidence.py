@@ -14,15 +14,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
-from gpuscale.records import (
-    Cause,
-    Configuration,
-    EntryVerdict,
-    Environment,
-    PointKey,
-    Probe,
-    Run,
-)
+from gpuscale.records import Cause, Configuration, EntryVerdict, Environment, PointKey, Probe, Run
 from gpuscale.records.baseline import THROUGHPUT
 from gpuscale.records.cause import (
     CauseKind,

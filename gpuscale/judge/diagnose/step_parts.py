@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
 from gpuscale.analysis.probabilities import t_quantile
@@ -149,7 +147,6 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
         if rank.pace_s >= step.median.pace_s + _LAG_FRACTION * step.skew_s
     ]
     worst = max(steps, key=lambda step: step.skew_s)
-    unnamed = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
     # Runs on part of a node use its GPUs in turn; a slow rank may also change its devices.
     for identify in (_by_device, _by_number):
         counts = Counter(map(identify, behind))
@@ -159,15 +156,16 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
             ranks = sorted(slow, key=lambda rank: rank.rank)
             hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
             there = [rank for rank in worst.ranks if rank.host in hosts]
-            return msgspec.structs.replace(
-                unnamed,
+            return Cause(
+                kind=CauseKind.SLOW_RANK,
+                code="stragglers",
                 ranks=tuple(rank.rank for rank in ranks),
                 hosts=hosts,
                 device_uuids=tuple(sorted({uuid for r in ranks for uuid in identify(r)[1]})),
                 is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
                 seen_in=(max(counts[rank_id] for rank_id in ids), len(steps)),
             )
-    return unnamed
+    return Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
 
 
 def _by_device(rank: Rank) -> _RankId:

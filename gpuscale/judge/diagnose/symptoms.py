@@ -68,10 +68,9 @@ class _State:
     @classmethod
     def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
         folded = {name: fold(name, (s.values.get(name) for s in summaries)) for name in NUMBERS}
-        values = {name: value for name, value in folded.items() if value is not None}
         reasons = [s.clock_event_reasons for s in summaries if s.clock_event_reasons is not None]
         return cls(
-            values=values,
+            values={name: value for name, value in folded.items() if value is not None},
             clock_event_reasons={
                 name: statistics.fmean(shares.get(name, 0.0) for shares in reasons)
                 for name in sorted({name for shares in reasons for name in shares})
