@@ -219,9 +219,10 @@ def test_single_gpus_are_each_met_once_in_as_many_runs_as_there_are(nodes: int, 
 def test_a_node_whose_gpus_cannot_be_used_is_named_with_what_to_mend(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
     directory.environment("n1").write(node("n1"))
+    directory.launched.write([RankReport(rank=0, host="n1"), RankReport(rank=1, host="n2")])
     directory.refusal("n2").write_text("CUDA does not start")
     with pytest.raises(MachineError, match=r"^n2: CUDA does not start$"):
-        job_environment(("n1", "n2"), directory, "auto", reached=("n1", "n2"), timed_out=False)
+        job_environment(("n1", "n2"), directory, "auto", timed_out=False)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,7 @@ def test_nodes_that_left_nothing_are_named_with_the_remedy(
     directory = RunDirectory(path=tmp_path)
     for name in described:
         directory.environment(name).write(node(name))
+    directory.launched.write([RankReport(rank=0, host=name) for name in described])
     directory.launcher_log.write_text("srun: error: n2: task 1: Exited with exit code 1\n")
     with pytest.raises(MachineError, match=told):
-        job_environment(("n1", "n2"), directory, "auto", reached=described, timed_out=timed_out)
+        job_environment(("n1", "n2"), directory, "auto", timed_out=timed_out)

@@ -14,6 +14,7 @@ from test_overhead import request_for_cpu
 
 from gpuscale.base.errors import CaseError, GpuscaleError, InvalidTrainingError
 from gpuscale.measure.launch.failures import failure_of
+from gpuscale.measure.launch.orders import Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
@@ -62,7 +63,8 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
 def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
     tmp_path: Path, exit_codes: dict[int, int], reports: dict[int, bool], cause: str
 ) -> None:
-    failure = known(failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes))
+    outcome = Outcome(exit_codes)
+    failure = known(failure_of(request_for_cpu(), left_by(tmp_path, reports), outcome))
     assert failure.message == cause
 
 
@@ -87,7 +89,8 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
 ) -> None:
     directory = left_by(tmp_path, reports)
     directory.launched.write(STARTED)
-    failure = known(failure_of(request_for(tmp_path, "", gpus=4, nodes=2), directory, exits))
+    asked = request_for(tmp_path, "", gpus=4, nodes=2)
+    failure = known(failure_of(asked, directory, Outcome(exits)))
     assert cause in failure.message
 
 
@@ -113,7 +116,7 @@ def test_of_hosts_without_a_word_only_one_that_the_launcher_lost_is_blamed(
     directory.launched.write(STARTED)
     directory.launcher_log.write_text(said)
     request = request_for(tmp_path, "", gpus=4, nodes=2)
-    failure = known(failure_of(request, directory, {}, launcher="mpirun"))
+    failure = known(failure_of(request, directory, Outcome(), launcher="mpirun"))
     assert failure.host == host
     assert f"without a word on {places}:" in failure.message
 
@@ -125,7 +128,8 @@ def test_of_unfinished_ranks_the_one_that_told_steps_speaks(tmp_path: Path) -> N
         failure = Failure(kind="timeout", message=said, rank=rank, host="n1", detail=printed)
         report = RankFailure(failure=failure, lost_peer=False, steps_reported=steps)
         directory.failure(rank).write(report)
-    found = known(failure_of(request_for(tmp_path, "", gpus=2, nodes=2), directory, {1: 1, 0: 1}))
+    asked = request_for(tmp_path, "", gpus=2, nodes=2)
+    found = known(failure_of(asked, directory, Outcome({1: 1, 0: 1})))
     assert (found.message, found.rank, found.host) == ("after step 40", None, None)
     in_order = ("rank 0 on n1 printed last:\nloading", "rank 1 on n1 printed last:\n(nothing)")
     assert found.detail == "\n\n".join(in_order)
@@ -158,7 +162,7 @@ def test_what_ended_a_rank_has_its_kind_and_a_traceback_only_where_it_was_not_ex
 ) -> None:
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 0).leave_failure(error, 8, lost_peer=False)
-    failure = known(failure_of(request_for_cpu(), directory, {0: 1}))
+    failure = known(failure_of(request_for_cpu(), directory, Outcome({0: 1})))
     assert failure.kind == kind
     assert bool(failure.detail) is not isinstance(error, GpuscaleError)
     assert " ".join(str(error).splitlines()[:1]) in failure.message

@@ -100,8 +100,8 @@ def test_a_rank_that_dies_after_its_windows_is_the_cause_and_its_output_is_shown
     tmp_path: Path, scratch: Path, keepers: Keepers, when: str, rank: int
 ) -> None:
     directory = prepared(tmp_path, TALKATIVE, DYING.format(when=when, rank=rank), ranks=2)
-    codes = perform(keepers, directory, 2).exit_codes
-    failure = known(failure_of(directory.request.read(), directory, codes))
+    outcome = perform(keepers, directory, 2)
+    failure = known(failure_of(directory.request.read(), directory, outcome))
     assert (failure.kind, failure.rank) == ("killed", rank)
     assert failure.detail.splitlines() == [f"rank {rank} begins", "last words"]
     assert f"rank-{1 - rank}.log" not in names_in(directory)

@@ -1,6 +1,6 @@
 """Combine the files that ranks or nodes wrote to a run's folder into a Run or an Environment."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -184,17 +184,11 @@ def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
 
 
 def job_environment(
-    hosts: Sequence[str],
-    directory: RunDirectory,
-    device: str,
-    *,
-    reached: Collection[str],
-    timed_out: bool,
+    hosts: Sequence[str], directory: RunDirectory, device: str, *, timed_out: bool
 ) -> Environment:
     """Return the environment of a job; raise MachineError if a host left no description.
 
-    `reached` names the hosts on which a process has started; `timed_out` is True if not all hosts
-    finished within the time limit.
+    `timed_out` is True if not all hosts finished within the time limit.
     """
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
@@ -202,6 +196,7 @@ def job_environment(
     if not missing:
         return joined(found, device)
     # One failed host can prevent descriptions of all, so blame unreached hosts if any.
+    reached = [hosts[rank] for rank in directory.host_of_ranks()]
     missing = [host for host in missing if host not in reached] or missing
     for host in missing:
         if output := text_of(directory.refusal(host)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import FAULT_SIGNALS
+from gpuscale.measure.launch.orders import Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
@@ -25,24 +26,15 @@ _FROM_OUTSIDE = (
 
 
 def failure_of(
-    request: RunRequest,
-    directory: RunDirectory,
-    exit_codes: dict[int, int],
-    *,
-    timed_out: bool = False,
-    launcher: str | None = None,
+    request: RunRequest, directory: RunDirectory, outcome: Outcome, *, launcher: str = "local"
 ) -> Failure | None:
-    """Return the reason why the ranks of a run did not end normally, or None if they did.
-
-    `exit_codes` has the ranks known to have ended, in the order in which they ended: a negated
-    signal number if a signal killed the rank, 0 if the launcher ended the rank, as it does if the
-    run `timed_out`. `launcher` is the name of the launcher if some exit codes are unknown.
-    """
+    """Return the reason why the ranks of a run did not end normally, or None if they did."""
+    exit_codes = outcome.exit_codes
     reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
     is_command = request.command is not None
     failed = {rank: code for rank, code in exit_codes.items() if code}
-    if timed_out and not is_command:
+    if outcome.timed_out and not is_command:
         return _timeout(request, directory)
     # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
     # an exception: NCCL's watchdog aborts a rank whose peer has failed, and a rank that has raised
@@ -53,20 +45,21 @@ def failure_of(
             return _exited(request, directory, killed[0], failed[killed[0]])
     # If a node fails, the scheduler ends the processes on the others.
     is_of_others = bool(reports and not own) or {*failed.values()} == {_ENDED}
-    if is_of_others and (unreported := _unreported(request, directory, exit_codes)):
+    if is_of_others and (unreported := _unreported(directory, exit_codes)):
         return _vanished(request, directory, unreported)
     if reports:
         first = (own or reports)[0].failure
         return _hang(own or reports) if is_command and first.kind == "timeout" else first
     if failed:
         return _exited(request, directory, *next(iter(failed.items())))
-    if timed_out:
+    if outcome.timed_out:
         return _timeout(request, directory)
-    return None if launcher is None else _lost(request, directory, exit_codes, launcher)
+    is_complete = len(exit_codes) == request.processes
+    return None if is_complete else _lost(request, directory, exit_codes, launcher)
 
 
 def _lost(
-    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int], launcher: str
+    request: RunRequest, directory: RunDirectory, exited: Collection[int], launcher: str
 ) -> Failure:
     """Return the failure of a run in which a process left neither an exit code nor a report."""
     if launcher == "local":
@@ -81,7 +74,7 @@ def _lost(
         message = f"{launcher} did not start {what}; see what it said below"
         log = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=rank, detail=log)
-    unreported = _unreported(request, directory, exit_codes) or range(request.processes)
+    unreported = _unreported(directory, exited) or range(request.processes)
     return _vanished(request, directory, unreported)
 
 
@@ -139,7 +132,7 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
     )
 
 
-def _unreported(request: RunRequest, directory: RunDirectory, exited: Collection[int]) -> list[int]:
+def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:
     """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
     Ranks of hosts from which another rank's exit code is known are left out, unless none would

@@ -20,7 +20,7 @@ from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, wait_for, write_atomically
 from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
-from gpuscale.records import Environment, Failure, Node, NodeProbe, Run, RunRequest
+from gpuscale.records import Environment, Node, NodeProbe, Run, RunRequest
 from gpuscale.records.probes import NodeProbeRequest
 
 _DESCRIBE_S = 180.0
@@ -66,20 +66,12 @@ class Launcher:
     @cached_property
     def environment(self) -> Environment:
         """Environment of this machine or of the job's nodes, reported by a process on each node."""
-        placement = self._each_host
+        hosts = self._each_host.hosts
         with self._scratch_folder("run-") as folder:
             directory = RunDirectory(path=folder)
             # Forked processes may touch CUDA, but this process must not.
-            keepers, outcome = self._perform(
-                "describe", directory, placement, _DESCRIBE_S, device=self._device
-            )
-            found = job_environment(
-                placement.hosts,
-                directory,
-                self._device,
-                reached=[placement.hosts[number] for number in keepers.started],
-                timed_out=outcome.timed_out,
-            )
+            outcome = self._perform("describe", directory, self._each_host, _DESCRIBE_S)
+            found = job_environment(hosts, directory, self._device, timed_out=outcome.timed_out)
         nodes = found.nodes if self._is_across else ()
         return replace(found, launcher=self._starter.name, nodes=nodes)
 
@@ -96,9 +88,19 @@ class Launcher:
         self._list_gpus(directory, request, placement)
         if not self._is_fresh(request):
             self._keepers_on(placement.hosts)
+        job, patience_s = "rank", request.timeout_s
+        if request.command is not None:
+            # The command's watcher ends the command at the timeout, so wait a little longer.
+            job, patience_s = "command", request.timeout_s + RUN_S
         started_at_s, started = time.time(), time.monotonic()
-        failure = self._launched(request, directory, placement)
+        self.running = directory
+        try:
+            with terminations_raised():
+                outcome = self._perform(job, directory, placement, patience_s, request)
+        finally:
+            self.running = None
         wall_s = time.monotonic() - started
+        failure = failure_of(request, directory, outcome, launcher=self._starter.name)
         return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
@@ -108,7 +110,7 @@ class Launcher:
         with self._scratch_folder("run-") as folder, terminations_raised():
             directory = RunDirectory(path=folder)
             directory.probe_request.write(request)
-            _, outcome = self._perform("probe", directory, placement, request.timeout_s)
+            outcome = self._perform("probe", directory, placement, request.timeout_s)
             return probes_left(directory, hosts, each, timed_out=outcome.timed_out)
 
     def close(self) -> None:
@@ -122,45 +124,10 @@ class Launcher:
         self._folder.mkdir(parents=True, exist_ok=True)
         return scratch_folder(f".{name}", within=self._folder)
 
-    def _launched(
-        self, request: RunRequest, directory: RunDirectory, placement: Placement
-    ) -> Failure | None:
-        """Run the processes of a request; return the failure, or None on success."""
-        # A command's watcher ends the command at the timeout, so wait a little longer.
-        patience_s = request.timeout_s + (0 if request.command is None else RUN_S)
-        self.running = directory
-        try:
-            with terminations_raised():
-                _, outcome = self._perform(
-                    "rank" if request.command is None else "command",
-                    directory,
-                    placement,
-                    patience_s,
-                    request,
-                    is_whole_environment=self._is_across and request.launch == "once",
-                    package=STRATEGIES[request.configuration.strategy].package,
-                )
-        finally:
-            self.running = None
-        has_lost = len(outcome.exit_codes) < request.processes
-        return failure_of(
-            request,
-            directory,
-            outcome.exit_codes,
-            timed_out=outcome.timed_out,
-            launcher=self._starter.name if has_lost else None,
-        )
-
     def _is_fresh(self, request: RunRequest | None) -> bool:
         """Return True if a run needs new tasks on the nodes, as commands and CPU binding do."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
-
-    def _variables(self, request: RunRequest | None, placement: Placement) -> dict[str, str]:
-        if not self._is_across:
-            return rank_variables(placement.ranks)
-        variables = {**os.environ} if request and request.launch == "once" else {}
-        return variables | rank_variables(placement.ranks, placement.hosts[0])
 
     def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
@@ -186,21 +153,24 @@ class Launcher:
         placement: Placement,
         timeout_s: float,
         request: RunRequest | None = None,
-        **details: object,
-    ) -> tuple[Keepers, Outcome]:
+    ) -> Outcome:
         """Run a job on all ranks; on success, wait until their files are visible on this node."""
-        if self._is_across or job == "describe":
-            write_atomically(directory.hosts, "\n".join(placement.hosts))
         is_fresh = self._is_fresh(request)
         if is_fresh:
             keepers = Keepers.on(self._starter, placement, directory.path, preloads=False)
         else:
             keepers = self._keepers_on(placement.hosts)
         is_bound = self._starter.limits_cores and not is_fresh and not placement.oversubscribed
+        package, is_once = None, False
+        if request is not None:
+            package = STRATEGIES[request.configuration.strategy].package
+            is_once = self._is_across and request.launch == "once"
+        variables = rank_variables(placement.ranks, placement.hosts[0] if self._is_across else None)
         outcome = Outcome()
         try:
             assignment = keepers.assign_ranks(placement, is_fresh=is_fresh)
-            if self._is_across:
+            if self._is_across or job == "describe":
+                write_atomically(directory.hosts, "\n".join(placement.hosts))
                 directory.launched.write(keepers.ranks_in(assignment))
             if keepers.is_usable:
                 outcome = keepers.perform(
@@ -208,9 +178,11 @@ class Launcher:
                     directory,
                     assignment,
                     timeout_s=timeout_s,
-                    variables=self._variables(request, placement),
+                    variables={**os.environ, **variables} if is_once else variables,
+                    is_whole_environment=is_once,
                     cores_per_rank=placement.cores_per_rank if is_bound else None,
-                    **details,
+                    package=package,
+                    device=self._device,
                 )
         finally:
             if is_fresh:
@@ -219,7 +191,7 @@ class Launcher:
             write_atomically(directory.launcher_log, keepers.output)
         elif self._is_across and not any(outcome.exit_codes.values()):
             wait_for(directory.left_by(job, placement.hosts, placement.ranks))
-        return keepers, outcome
+        return outcome
 
     def _keepers_on(self, hosts: Sequence[str]) -> Keepers:
         """Return the processes that fork ranks (keepers), after ensuring that each host has one.

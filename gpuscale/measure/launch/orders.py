@@ -84,7 +84,8 @@ class Outcome:
     """Exit codes of the ranks that carried out an order, and whether the order timed out."""
 
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Exit code of each rank that is known to have ended, in the order of ending."""
+    """Exit code of each rank that is known to have ended, in the order of ending: a negated signal
+    number if a signal killed the rank, 0 if the keeper ended the rank as ordered."""
     timed_out: bool = False
 
 
