@@ -55,7 +55,7 @@ def collect_run(
     )
     if request.command is not None:
         return _command_run(request, directory, failure, empty)
-    outcomes = failure or _outcomes(request, directory)
+    outcomes = failure or _outcomes(directory)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
     reports = tuple(outcome.report for outcome in outcomes)
@@ -153,15 +153,13 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
     return known if len(known) == request.gpus else ()
 
 
-def _outcomes(request: RunRequest, directory: RunDirectory) -> list[RankOutcome] | Failure:
+def _outcomes(directory: RunDirectory) -> list[RankOutcome] | Failure:
     """Return the outcomes of all ranks; a failure if their file is missing or invalid."""
     try:
-        outcomes = directory.outcomes.read()
+        return directory.outcomes.read()
     except (OSError, DecodeError) as error:
         message = f"the ranks ended without leaving their measurements ({error})"
         return Failure(kind="launch", message=message)
-    assert len(outcomes) == request.processes, "rank 0 gathers the outcomes of all ranks"
-    return outcomes
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:

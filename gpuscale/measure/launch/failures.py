@@ -74,8 +74,7 @@ def _lost(
         message = f"{launcher} did not start {what}; see what it said below"
         log = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=rank, detail=log)
-    unreported = _unreported(directory, exited) or range(request.processes)
-    return _vanished(request, directory, unreported)
+    return _vanished(request, directory, _unreported(directory, exited))
 
 
 def _hang(reports: Sequence[RankFailure]) -> Failure:
@@ -148,13 +147,11 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
     started, log = directory.host_of_ranks(), text_of(directory.launcher_log)
     # The launcher ends the processes on other nodes, whose last output may be lost too.
     lost = {name.partition(".")[0] for name in LOST_NODE.findall(log)}
-    on_lost = [rank for rank in ranks if started.get(rank, "").partition(".")[0] in lost]
-    ranks = on_lost or ranks
-    hosts = [*dict.fromkeys(started.get(rank) for rank in ranks)]
-    places = ", ".join(host or "?" for host in hosts)
+    ranks = [rank for rank in ranks if started[rank].partition(".")[0] in lost] or ranks
+    hosts = [*dict.fromkeys(started[rank] for rank in ranks)]
     rank, what = _named(request, ranks)
     message = (
-        f"{what} ended without a word on {places}: a node or its daemon failed, or "
+        f"{what} ended without a word on {', '.join(hosts)}: a node or its daemon failed, or "
         "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
     # Any of several hosts may be the one that failed.

@@ -26,12 +26,11 @@ from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_des
 from gpuscale.measure.evidence.node import NodeWatch
 from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter
 from gpuscale.measure.launch.mpirun import connect
-from gpuscale.measure.launch.orders import END, Answer, Order
+from gpuscale.measure.launch.orders import CHUNK_BYTES, END, Answer, Order
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.schedulers.placement import gloo_variables
 
 _LOOK_S = 0.5
-_CHUNK_BYTES = 65536
 _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITH_EVIDENCE = ("rank", "command")
@@ -115,7 +114,7 @@ class Keeper:
 
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
-            for number in os.read(self._woken, _CHUNK_BYTES):
+            for number in os.read(self._woken, CHUNK_BYTES):
                 if number in _FORWARDED:
                     self._end(number)
         for process, rank in [*self._ranks.items()]:
@@ -132,7 +131,7 @@ class Keeper:
                 self._answer("ended", order=self._order.number, rank=rank, code=code)
 
     def _take_orders(self) -> None:
-        chunk = os.read(self._orders, _CHUNK_BYTES)
+        chunk = os.read(self._orders, CHUNK_BYTES)
         if not chunk:
             self._end()
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -208,15 +207,13 @@ class Keeper:
             log = os.open(self._kept.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for stream in (1, 2):
                 os.dup2(log, stream)
-        if order.variables:
-            hosts = directory.host_names() if self._places else ()
-            if order.is_whole_environment:
-                os.environ.clear()
-            places = {} if order.is_whole_environment else self._places
-            variables = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-            variables |= {own: variables[name] for name, own in places.items()}
-            os.environ.update(variables | gloo_variables(os.environ, hosts))
-        os.environ.update(self._variables)
+        hosts = directory.host_names() if self._places else ()
+        variables = {**order.variables, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        if order.is_whole_environment:
+            os.environ.clear()
+        else:
+            variables |= {own: variables[name] for name, own in self._places.items()}
+        os.environ.update(variables | gloo_variables(os.environ, hosts) | self._variables)
         if self._cores:
             os.sched_setaffinity(0, self._cores)
         more = {"describe": (order.device,), "rank": (str(self._kept.stacks(rank)),)}

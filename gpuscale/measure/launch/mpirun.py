@@ -13,7 +13,7 @@ import msgspec
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import JOB_VARIABLES, VARIABLE_PREFIXES
-from gpuscale.measure.run_directory import write_atomically
+from gpuscale.measure.run_directory import RecordFile
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.placement import (
     HOST_PATTERN,
@@ -109,7 +109,7 @@ class OrderSocket:
         self._key = secrets.token_hex(16).encode()
         addresses = tuple(map(_own_address, hosts))
         server = _ServerFile(addresses, self._server.getsockname()[1], self._key.decode())
-        write_atomically(folder / _FILE, msgspec.json.encode(server).decode())
+        RecordFile(folder / _FILE, _ServerFile).write(server)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once a keeper has connected."""
@@ -147,9 +147,10 @@ def connect(folder: Path, number: int) -> int | None:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder} here")
-    if not (folder / _FILE).exists():
+    file = RecordFile(folder / _FILE, _ServerFile)
+    if not file.path.exists():
         return None
-    server = msgspec.json.decode((folder / _FILE).read_bytes(), type=_ServerFile)
+    server = file.read()
     try:
         connection = socket.create_connection((server.addresses[number], server.port), _GREETING_S)
         connection.sendall(server.key.encode())

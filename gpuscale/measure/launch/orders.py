@@ -34,7 +34,7 @@ END = "end"
 _CORRUPTION_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that suggest memory corruption, perhaps inherited from the keeper when it forked."""
 _START_S = 180.0
-_CHUNK_BYTES = 65536
+CHUNK_BYTES = 65536
 
 Assignment = Mapping[int, tuple[tuple[int, int], ...]]
 """Maps the number of a keeper to the (rank, local rank) of every process that it has to fork."""
@@ -271,7 +271,7 @@ class Keepers:
             if self._socket is not None and self._socket in ready:
                 self._streams += filter(None, [self._socket.accept()])
                 continue
-            chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
+            chunk = os.read(self._process.stdout.fileno(), CHUNK_BYTES)
             if not chunk:
                 self.is_usable = False
                 return

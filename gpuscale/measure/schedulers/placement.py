@@ -46,7 +46,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, min(self.ranks_per_host, self.ranks - self.ranks_per_host * position))
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank."""
         return self.hosts[rank // self.ranks_per_host]
 
 
