@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.base import process_ends  # noqa: E402 - found beside this file, uninstalled too
-from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
+from gpuscale.base.errors import DeviceAbsentError, GpuscaleError  # noqa: E402 - as above
 from gpuscale.base.host import DEVICES, is_gpu, python_environment  # noqa: E402
-from gpuscale.measure.telemetry.device import Device, find_devices, open_smi  # noqa: E402
+from gpuscale.measure.telemetry.device import open_smi  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.records.evidence import normalised  # noqa: E402
 from gpuscale.store.results import read_results  # noqa: E402
@@ -333,10 +334,10 @@ class Checks:
             return 0
         # The driver removes a context a moment after its process ends.
         time.sleep(2)
-        with open_smi() as smi:
-            (device,) = find_devices(smi, {self.uuid: self.address}).values()
-            used = device.read().answers["memory_used_bytes"] if isinstance(device, Device) else 0
-        return int(used) >> 20
+        with open_smi() as smi, suppress(DeviceAbsentError):
+            device = smi.find_device(self.uuid, self.address)
+            return int(device.read().answers["memory_used_bytes"]) >> 20
+        return 0
 
 
 def _case_file(case: str) -> Path:

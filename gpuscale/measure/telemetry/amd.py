@@ -3,12 +3,12 @@
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import cache, reduce
 from importlib import import_module
 from io import StringIO
+from itertools import starmap
 from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ _NOT_SUPPORTED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "N
 """Names, without the prefix `AMDSMI_STATUS_`, of AMD SMI's errors with a permanent cause."""
 _NOT_COUNTED = 2**64 - 1
 _UNKNOWN = (None, "N/A", 2**32 - 1, _NOT_COUNTED)
-"""Values that AMD SMI returns for an unknown quantity."""
 _HALVES = ("0x7408", "0x740c")
 """PCI device IDs of MI250 and MI250X, whose modules are two devices each."""
 _PARTITION = "AMD SMI counts for the whole GPU, which other partitions ({}) share"
@@ -43,17 +42,6 @@ _REASONS = {
 }
 """How GPUs report each reason for reduced clocks: bits, in the order of the kernel's
 `SMU_THROTTLER_*_BIT`, before MI300, and a time counter (None if there is none) from MI300 on."""
-
-
-@dataclass(frozen=True, slots=True)
-class AmdGpu:
-    """A GPU, or one of its partitions: its handle, PCI address and partition modes."""
-
-    handle: Any
-    address: str
-    """PCI address without the function number, which differs between partitions."""
-    partition: str | None
-    """Compute and memory partition modes, such as `CPX/NPS4`; None if there are none."""
 
 
 @cache
@@ -89,7 +77,6 @@ def start() -> None:
 
 def stop() -> None:
     """Close AMD SMI."""
-    _gpus.cache_clear()
     with suppress(QueryError):
         _ask("amdsmi_shut_down")
 
@@ -98,7 +85,7 @@ def driver_version() -> str | None:
     """Return the driver's version; None if unknown."""
     query = Query("amdsmi_get_gpu_driver_info", member="driver_version")
     with suppress(QueryError):
-        return next((_known(query, gpu.handle) for gpu in _gpus()), None)
+        return next((_known(query, handle) for handle, _ in _gpus()), None)
     return None
 
 
@@ -127,37 +114,38 @@ def _known(query: Query, handle: Any) -> Any:
     return None
 
 
-def _metrics(gpu: AmdGpu) -> Any:
+def _metrics(handle: Any) -> Any:
     """Return a GPU's metrics as the driver has them, with status bits that the binding omits."""
     wrapper = _named("amdsmi_interface.amdsmi_wrapper")
     table = wrapper.amdsmi_gpu_metrics_t()
-    code = wrapper.amdsmi_get_gpu_metrics_info(gpu.handle, ctypes.byref(table))
+    code = wrapper.amdsmi_get_gpu_metrics_info(handle, ctypes.byref(table))
     if code:
         raise NotSupportedError(_reason(_binding().AmdSmiLibraryException(code)), code)
     return table
 
 
-def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
+def find_device(uuid: str, address: str | None) -> Device:
     """Return a GPU, found by PCI address because UUIDs and indices differ between AMD SMI and HIP.
 
-    `addresses` maps UUIDs to PCI addresses. Raise DeviceAbsentError if the GPU cannot be sampled.
+    Raise DeviceAbsentError if the GPU cannot be sampled.
     """
-    if (address := addresses[uuid]) is None:
+    if address is None:
         raise DeviceAbsentError(
             f"torch does not report the PCI address of {uuid}, by which AMD SMI would find it; "
             "torch 2.8 does"
         )
-    for gpu in _gpus():
-        if gpu.address == _without_function(address):
-            if gpu.partition is not None and not gpu.partition.startswith("SPX"):
-                raise DeviceAbsentError(_PARTITION.format(gpu.partition))
-            return AmdDevice(gpu)
+    for handle, key in _gpus():
+        if key == _without_function(address):
+            device = AmdDevice(handle, key)
+            if device.partition is not None and not device.partition.startswith("SPX"):
+                raise DeviceAbsentError(_PARTITION.format(device.partition))
+            return device
     raise DeviceAbsentError(f"AMD SMI knows no device at {address}")
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
     """Yield AMD SMI's index of each GPU, with the device, which is never a DeviceAbsentError."""
-    return enumerate(map(AmdDevice, _gpus()))
+    return enumerate(starmap(AmdDevice, _gpus()))
 
 
 class AmdDevice(Device):
@@ -169,20 +157,22 @@ class AmdDevice(Device):
         "max_clock_mhz": Query("amdsmi_get_clock_info", ("AmdSmiClkType.GFX",), member="max_clk"),
     }
 
-    def __init__(self, gpu: AmdGpu) -> None:
-        self._gpu = gpu
-        self.name = _known(Query("amdsmi_get_gpu_asic_info", member="market_name"), gpu.handle)
-        self.uuid = _known(Query("amdsmi_get_gpu_device_uuid"), gpu.handle)
-        self.key, self.pci_address = gpu.address, f"{gpu.address}.0"
-        self.partition = gpu.partition
+    def __init__(self, handle: Any, key: str) -> None:
+        self._handle, self.key, self.pci_address = handle, key, f"{key}.0"
+        self.name = _known(Query("amdsmi_get_gpu_asic_info", member="market_name"), handle)
+        self.uuid = _known(Query("amdsmi_get_gpu_device_uuid"), handle)
+        calls = ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition")
+        modes = filter(None, (_known(Query(call), handle) for call in calls))
+        # Compute and memory partition modes, such as CPX/NPS4.
+        self.partition = "/".join(modes) or None
         super().__init__(
             {
-                "clock_event_reasons": self._throttle_reasons,
-                "xgmi_active": self._xgmi_active,
-                "xgmi_errors": self._xgmi_errors,
+                "clock_event_reasons": [self._throttle_reasons],
+                "xgmi_active": [self._xgmi_active],
+                "xgmi_errors": [self._xgmi_errors],
             }
         )
-        if _known(Query("amdsmi_get_gpu_asic_info", member="device_id"), gpu.handle) in _HALVES:
+        if _known(Query("amdsmi_get_gpu_asic_info", member="device_id"), handle) in _HALVES:
             power = (name for name, field in MOMENTS.items() if field.quantity in (WATTS, JOULES))
             self.never_offered = dict.fromkeys(power, _MODULE)
         self._counted: list[int] = []
@@ -193,16 +183,14 @@ class AmdDevice(Device):
             self._throttle_reasons()
 
     def compute_processes(self) -> int:
-        """Return the number of processes that are computing on the device."""
-        return len(_ask("amdsmi_get_gpu_process_list", self._gpu.handle))
+        return len(_ask("amdsmi_get_gpu_process_list", self._handle))
 
     def answer(self, query: Query) -> Any:
-        """Return the answer to a query, in AMD SMI's unit."""
-        return _answer(query, self._gpu.handle)
+        return _answer(query, self._handle)
 
     def _throttle_reasons(self) -> tuple[str, ...]:
         """Return the reasons for reduced clocks now or, from MI300 on, since the last call."""
-        table = _metrics(self._gpu)
+        table = _metrics(self._handle)
         counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
         now = [int(getattr(table, name, _NOT_COUNTED)) for name in counted.values()]
         if _NOT_COUNTED in now:
@@ -218,7 +206,7 @@ class AmdDevice(Device):
 
     def _xgmi_active(self) -> tuple[bool, ...]:
         """Return, for each enabled XGMI link to another GPU, whether the link is up."""
-        states = _ask("amdsmi_get_gpu_xgmi_link_status", self._gpu.handle)["status"]
+        states = _ask("amdsmi_get_gpu_xgmi_link_status", self._handle)["status"]
         if not (used := [state for state in states if state in ("U", "D")]):
             raise NotSupportedError("no links between GPUs")
         return tuple(state == "U" for state in used)
@@ -226,7 +214,7 @@ class AmdDevice(Device):
     def _xgmi_errors(self) -> int:
         """Return how many readings so far found new errors; a reading resets AMD SMI's status."""
         # The status is 0 without errors, 1 for one error and 2 for several.
-        self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._gpu.handle) != 0
+        self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._handle) != 0
         return self._errors
 
 
@@ -247,16 +235,11 @@ def _reason(error: Any) -> str:
 
 
 def _without_function(address: str) -> str:
+    """Leave out the function number, which differs between the partitions of a GPU."""
     return address.lower().partition(".")[0]
 
 
-@cache
-def _gpus() -> Sequence[AmdGpu]:
-    return [_gpu(handle) for handle in _ask("amdsmi_get_processor_handles")]
-
-
-def _gpu(handle: Any) -> AmdGpu:
-    calls = ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition")
-    modes = filter(None, (_known(Query(call), handle) for call in calls))
-    address = _without_function(_ask("amdsmi_get_gpu_device_bdf", handle))
-    return AmdGpu(handle, address, "/".join(modes) or None)
+def _gpus() -> list[tuple[Any, str]]:
+    """Return the handle and `Device.key` of each GPU or partition of a GPU."""
+    handles = _ask("amdsmi_get_processor_handles")
+    return [(one, _without_function(_ask("amdsmi_get_gpu_device_bdf", one))) for one in handles]

@@ -1,6 +1,6 @@
 """GPUs and their drivers, of any vendor: open the driver, find devices and read their counters."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -48,17 +48,16 @@ class Device:
     answer: Callable[[Query], Any]
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
-    def __init__(self, own: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, own: Mapping[str, Sequence[Callable[[], Any]]]) -> None:
         """Prepare to read counters; functions in `own` (by `Field.moment`) supplement queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._gone: str | None = None
-        self._questions = {**own}
+        self._questions = {moment: [*functions] for moment, functions in own.items()}
         for moment, field in MOMENTS.items():
             queries = [query for query in field.queries if query.is_amd is self.is_amd]
             if queries:
-                forms = (partial(self.number, field, query) for query in queries)
-                self._questions[moment] = Forms(*forms)
+                self._questions[moment] = [partial(self.number, field, query) for query in queries]
 
     def description(self) -> dict[str, Any]:
         """Return the fields of a `GpuDevice` that only the driver reports."""
@@ -74,14 +73,11 @@ class Device:
 
     def read(self) -> Reading:
         """Return the fast-changing counters, with the reason for each that cannot be read."""
-        return self._read(_AT_EVERY_TICK)
+        return self._extended(Reading(), _AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
-        """Return the given reading plus slowly changing counters."""
-        seldom = self._read(_SELDOM)
-        return Reading(
-            answers=reading.answers | seldom.answers, absent=reading.absent | seldom.absent
-        )
+        """Add the slowly changing counters to a reading, and return it."""
+        return self._extended(reading, _SELDOM)
 
     def number(self, field: Field, query: Query) -> Any:
         """Send a query for a field to the device; return the value in the field's unit."""
@@ -90,42 +86,30 @@ class Device:
             return clock_events(int(answer))
         return int(answer) if field.quantity.whole else float(answer) / query.divisor
 
-    def _read(self, moments: Sequence[str]) -> Reading:
-        reading = Reading()
-        for moment in moments:
-            if moment in self._questions:
-                self._ask(moment, reading)
+    def _extended(self, reading: Reading, moments: Iterable[str]) -> Reading:
+        for moment in filter(self._questions.__contains__, moments):
+            if reason := self._gone or self.never_offered.get(moment):
+                reading.absent[moment] = reason
+                continue
+            try:
+                reading.answers[moment] = _first_offered(self._questions[moment])
+            except QueryError as error:
+                reading.absent[moment] = str(error)
+                if isinstance(error, DeviceGoneError):
+                    self._gone = str(error)
+                elif isinstance(error, NotSupportedError):
+                    self.never_offered[moment] = str(error)
         return reading
 
-    def _ask(self, moment: str, into: Reading) -> None:
-        reason = self._gone or self.never_offered.get(moment)
-        if reason is None:
-            try:
-                into.answers[moment] = self._questions[moment]()
-                return
-            except QueryError as error:
-                reason = str(error)
-                if isinstance(error, DeviceGoneError):
-                    self._gone = reason
-                elif isinstance(error, NotSupportedError):
-                    self.never_offered[moment] = reason
-        into.absent[moment] = reason
 
-
-class Forms:
-    """Alternative calls for one value, newest first; the first that the driver offers is used."""
-
-    def __init__(self, *forms: Callable[[], Any]) -> None:
-        self._forms = [*forms]
-
-    def __call__(self) -> Any:
-        """Return the result of the newest form offered; raise NotSupportedError if none is."""
-        while len(self._forms) > 1:
-            try:
-                return self._forms[0]()
-            except NotSupportedError:
-                del self._forms[0]
-        return self._forms[0]()
+def _first_offered(functions: list[Callable[[], Any]]) -> Any:
+    """Call the first of several functions that the driver offers; remove those before it."""
+    while len(functions) > 1:
+        try:
+            return functions[0]()
+        except NotSupportedError:
+            del functions[0]
+    return functions[0]()
 
 
 class Smi(Protocol):
@@ -136,7 +120,7 @@ class Smi(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def driver_version(self) -> str | None: ...
-    def find_device(self, uuid: str, addresses: Mapping[str, str | None]) -> Device: ...
+    def find_device(self, uuid: str, address: str | None) -> Device: ...
     def all_devices(self) -> Iterator[tuple[int, Device | DeviceAbsentError]]: ...
 
 
@@ -159,18 +143,3 @@ def open_smi() -> Iterator[Smi]:
             smi.stop()
         return
     raise absent[AMD_DRIVER.exists()]
-
-
-def find_devices(
-    smi: Smi, addresses: Mapping[str, str | None]
-) -> dict[str, Device | DeviceAbsentError]:
-    """Return each device, or an error that says why it is absent, by UUID as in `addresses`."""
-    found: dict[str, Device | DeviceAbsentError] = {}
-    for uuid in addresses:
-        try:
-            found[uuid] = smi.find_device(uuid, addresses)
-        except DeviceAbsentError as error:
-            found[uuid] = error
-        except QueryError as error:
-            found[uuid] = DeviceAbsentError(f"{smi.NAME} cannot list the GPUs: {error}")
-    return found

@@ -16,7 +16,7 @@ from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
 from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import read_settings
-from gpuscale.measure.telemetry.device import Device, Smi, open_smi
+from gpuscale.measure.telemetry.device import Smi, open_smi
 from gpuscale.records import NodeEvidence
 
 _LOAD_S = 0.25
@@ -64,7 +64,6 @@ class Machine:
     """The state of one machine at one moment; unknown values are None."""
 
     node: NodeEvidence
-    """The load, settings and network ports of the machine."""
     python_version: str
     torch_version: str | None
     """Version of the installed torch, even if importing torch would fail."""
@@ -122,23 +121,20 @@ def examine() -> Machine:
 
 def _examined_gpus(smi: Smi) -> Iterator[ExaminedGpu]:
     try:
-        yield from (_examined(*numbered) for numbered in smi.all_devices())
+        for number, device in smi.all_devices():
+            if isinstance(device, DeviceAbsentError):
+                yield ExaminedGpu(number=number, unreachable=str(device))
+                continue
+            yield ExaminedGpu(
+                number=number,
+                name=device.name,
+                uuid=device.uuid,
+                reading=device.inspect(device.read()),
+                firmware=device.firmware,
+                numa_node=gpu_numa_node(device.pci_address) if device.pci_address else None,
+            )
     except QueryError as error:
-        reason = f"{smi.NAME} cannot list the GPUs: {error}"
-        yield ExaminedGpu(number=0, unreachable=reason)
-
-
-def _examined(number: int, device: Device | DeviceAbsentError) -> ExaminedGpu:
-    if isinstance(device, DeviceAbsentError):
-        return ExaminedGpu(number=number, unreachable=str(device))
-    return ExaminedGpu(
-        number=number,
-        name=device.name,
-        uuid=device.uuid,
-        reading=device.inspect(device.read()),
-        firmware=device.firmware,
-        numa_node=gpu_numa_node(device.pci_address) if device.pci_address else None,
-    )
+        yield ExaminedGpu(number=0, unreachable=f"{smi.NAME} cannot list the GPUs: {error}")
 
 
 def find_problems(machine: Machine) -> tuple[str, ...]:

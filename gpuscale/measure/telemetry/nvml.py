@@ -17,7 +17,7 @@ from gpuscale.base.errors import (
     QueryError,
 )
 from gpuscale.base.gpu_counters import Query
-from gpuscale.measure.telemetry.device import Device, Forms
+from gpuscale.measure.telemetry.device import Device
 
 NAME = "NVML"
 _NO_SUCH_LINK = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -32,7 +32,6 @@ _KINDS = {
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
 }
 """Exception class for each NVML code with a permanent cause; other codes raise QueryError."""
-_MIG = "in MIG mode, in which NVML counts for the whole GPU"
 _FIELD, _COUNTER = "NVML_FI_DEV_NVLINK", "NVML_NVLINK_ERROR_DL"
 _NVLINK_ERRORS = (
     # Field IDs on Hopper, other field IDs on Blackwell, and error counters on older GPUs.
@@ -41,7 +40,6 @@ _NVLINK_ERRORS = (
     [f"{_FIELD}_COUNT_{kind}" for kind in ("LINK_RECOVERY_EVENTS", "EFFECTIVE_ERRORS")],
     [f"{_COUNTER}_{kind}" for kind in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")],
 )
-"""Names of the error counters of a link, for each generation of GPUs."""
 
 
 def start() -> None:
@@ -94,7 +92,7 @@ def _ask_or_none(call: str, *arguments: Any) -> Any:
     return None
 
 
-def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
+def find_device(uuid: str, address: str | None) -> Device:
     """Return the GPU with this UUID (the prefix `GPU-` is optional), or raise DeviceAbsentError.
 
     A run's device is never looked up by number: NVML counts physical devices, while
@@ -112,7 +110,7 @@ def find_device(uuid: str, addresses: Mapping[str, str | None]) -> Device:
         is_instance = _ask_or_none("nvmlDeviceIsMigDeviceHandle", handle)
         if is_instance or (_ask_or_none("nvmlDeviceGetMigMode", handle) or [0])[0]:
             # Old CUDA versions report the UUID of the whole GPU for a MIG instance.
-            raise DeviceAbsentError(_MIG)
+            raise DeviceAbsentError("in MIG mode, in which NVML counts for the whole GPU")
         return NvmlDevice(handle)
     raise DeviceAbsentError(reason)
 
@@ -146,20 +144,18 @@ class NvmlDevice(Device):
         self.firmware = _firmware(handle)
         place = _ask_or_none("nvmlDeviceGetPciInfo", handle)
         self.pci_address = None if place is None else str(place.busId)
-        self._errors = Forms(*(partial(self._errors_of_kinds, names) for names in _NVLINK_ERRORS))
-        super().__init__(
-            {"nvlink_active": self._nvlink_active, "nvlink_errors": self._nvlink_errors}
-        )
+        errors = [partial(self._nvlink_errors, names) for names in _NVLINK_ERRORS]
+        super().__init__({"nvlink_active": [self._nvlink_active], "nvlink_errors": errors})
 
     def compute_processes(self) -> int:
-        """Return the number of processes that are computing on the device."""
         call = "nvmlDeviceGetComputeRunningProcesses"
         # Before driver R510, the call without a version raises an error other than NVMLError.
-        versions = (partial(_ask, call + version, self._handle) for version in ("_v3", "_v2"))
-        return len(Forms(*versions)())
+        try:
+            return len(_ask(f"{call}_v3", self._handle))
+        except NotSupportedError:
+            return len(_ask(f"{call}_v2", self._handle))
 
     def answer(self, query: Query) -> Any:
-        """Return the answer to a query, in NVML's unit."""
         if query.call.startswith("NVML_FI_"):
             return self._field_value(_named(query.call))
         answered = _ask(query.call, self._handle, *map(_named, query.arguments))
@@ -179,14 +175,10 @@ class NvmlDevice(Device):
         self._links = len(states)
         return tuple(states)
 
-    def _nvlink_errors(self) -> int:
+    def _nvlink_errors(self, names: Sequence[str]) -> int:
+        """Sum counters over all links; raise NotSupportedError if one is missing on every link."""
         if not self._links:
             self._nvlink_active()
-        errors: int = self._errors()
-        return errors
-
-    def _errors_of_kinds(self, names: Sequence[str]) -> int:
-        """Sum counters over all links; raise NotSupportedError if one is missing on every link."""
         errors = 0
         for name in names:
             counts: list[int] = []

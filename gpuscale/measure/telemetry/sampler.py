@@ -19,7 +19,7 @@ import msgspec
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, QueryError
 from gpuscale.base.gpu_counters import Reading
-from gpuscale.measure.telemetry.device import Device, find_devices, open_smi
+from gpuscale.measure.telemetry.device import Device, open_smi
 
 _LONGEST_ORDER_BYTES = 65536
 HANG_S = 30
@@ -43,7 +43,6 @@ class SamplesHeader(msgspec.Struct, frozen=True, kw_only=True):
     absent: str | None = None
     """The reason why there is no driver; None if a driver is present."""
     devices: dict[str, SampledDevice] = {}
-    """Devices, keyed by UUID as in `SamplingOrder.addresses`."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,19 +108,19 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     order: SamplingOrder, opened: ExitStack
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
-    """Open the devices; return the header, devices by UUID, and how many processes use them.
-
-    The number of processes is None if unknown.
-    """
+    """Return the header, the devices by UUID, and how many processes use them (None if unknown)."""
     smi = opened.enter_context(open_smi())
-    found = find_devices(smi, order.addresses)
-    devices = {uuid: one for uuid, one in found.items() if not isinstance(one, DeviceAbsentError)}
-    described = {uuid: SampledDevice(name=device.name) for uuid, device in devices.items()}
-    for uuid in found.keys() - devices.keys():
-        described[uuid] = SampledDevice(absent=str(found[uuid]))
-    others = None
+    devices, described, others = dict[str, Device](), dict[str, SampledDevice](), None
+    for uuid, address in order.addresses.items():
+        try:
+            devices[uuid] = smi.find_device(uuid, address)
+            described[uuid] = SampledDevice(name=devices[uuid].name)
+        except DeviceAbsentError as error:
+            described[uuid] = SampledDevice(absent=str(error))
+        except QueryError as error:
+            described[uuid] = SampledDevice(absent=f"{smi.NAME} cannot list the GPUs: {error}")
     with suppress(QueryError):
-        if len(devices) == len(found):
+        if len(devices) == len(described):
             others = sum(device.compute_processes() for device in devices.values())
     return SamplesHeader(driver_version=smi.driver_version(), devices=described), devices, others
 
