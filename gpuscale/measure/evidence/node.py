@@ -11,8 +11,8 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import json
@@ -20,7 +20,7 @@ from msgspec import json
 from gpuscale.base.process_ends import die_with_parent
 from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import NetworkMeter, log_variables, read_logs
-from gpuscale.measure.run_directory import RecordFile, RunDirectory
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import serve
 from gpuscale.records import NodeEvidence
 
@@ -67,11 +67,7 @@ class DriverProcess:
         theirs.close()
 
     def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
-        """Start to sample GPUs into a file; return how many processes use them (None if unknown).
-
-        `addresses` maps the UUID of each GPU to the GPU's PCI address. Sampling continues until
-        `stop` is called.
-        """
+        """Start sampling GPUs into a file; return how many processes use them (None if unknown)."""
         answer = self._answer(json.encode({"addresses": addresses, "output": str(output)}))
         return int(answer) if answer.isdigit() else None
 
@@ -99,12 +95,8 @@ class NodeWatch:
     """
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch = self._logs = scratch
+        self._scratch = scratch
         self._driver: DriverProcess | None = None
-        self._is_sampling = self._is_command = False
-        self._file: RecordFile[NodeEvidence] | None = None
-        """The file for the evidence of the current run; None between runs."""
-        self._cost_s = 0.0
 
     def prepare(self) -> None:
         """Fork the process that reads GPUs, before this process imports torch."""
@@ -115,7 +107,8 @@ class NodeWatch:
         """The ID of the process that reads GPUs; None if there is none."""
         return self._driver.number if self._driver else None
 
-    def begin(
+    @contextmanager
+    def watched(
         self,
         directory: RunDirectory,
         host: str,
@@ -123,60 +116,48 @@ class NodeWatch:
         *,
         is_everywhere: bool,
         is_command: bool,
-    ) -> dict[str, str]:
-        """Start watching a run; return environment variables to set for the run's ranks.
+    ) -> Iterator[dict[str, str]]:
+        """Watch a run: provide environment variables for its ranks, and at its end write evidence.
 
         `addresses` maps the UUIDs of the GPUs to sample to their PCI addresses. `is_everywhere` is
-        True if ranks on all nodes get the variables returned on one node, and `is_command` if the
+        True if ranks on all nodes get the variables provided on one node, and `is_command` if the
         run measures a user's command.
         """
         began_s = time.monotonic()
-        self._is_command = is_command
-        self._logs, variables, self._gpu_processes = self._scratch, dict[str, str](), None
+        logs, variables, gpu_processes = self._scratch, dict[str, str](), None
         if is_everywhere:
-            self._logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
+            logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
         # Sampling starts before the ranks, so that no rank counts among the GPUs' processes.
         if addresses:
             if self._driver is None or not self._driver.is_usable:
                 self._driver = DriverProcess()
-            self._is_sampling = True
             variables[SAMPLER_VARIABLE] = str(self._driver.number)
-            self._gpu_processes = self._driver.start(addresses, directory.samples(host))
+            gpu_processes = self._driver.start(addresses, directory.samples(host))
         # If each rank of a node is a task of its own, all tasks have the same parent.
-        self._load, self._network = LoadMeter(os.getppid()), NetworkMeter()
+        load, network = LoadMeter(os.getppid()), NetworkMeter()
         with suppress(OSError):
-            self._logs.mkdir(mode=0o700, exist_ok=True)
-        self._file = directory.node_evidence(host)
-        self._cost_s = time.monotonic() - began_s
-        return variables | log_variables(self._logs, os.environ)
-
-    def end(self) -> None:
-        """Write the evidence of the run, and stop sampling."""
-        if self._file is not None:
-            # If the launcher has ended, the folder of the run is gone.
-            with suppress(OSError):
-                self._file.write(self._evidence())
-            self._file = None
-        if self._driver is not None and self._is_sampling:
-            self._driver.stop()
-            self._is_sampling = False
-
-    def _evidence(self) -> NodeEvidence:
-        began_s = time.monotonic()
+            logs.mkdir(mode=0o700, exist_ok=True)
+        cost_s = time.monotonic() - began_s
+        yield variables | log_variables(logs, os.environ)
+        began_s = time.monotonic() - cost_s
         settings, absent = read_settings()
-        host = socket.gethostname()
-        connections, problem = read_logs(self._logs, host)
+        connections, problem = read_logs(logs, socket.gethostname())
         with suppress(OSError):
-            self._logs.rmdir()
-        return NodeEvidence(
-            host=host,
-            load=self._load.load(self._gpu_processes, may_run_elsewhere=self._is_command),
-            settings=settings,
-            ports=self._network.read(),
-            connections=connections,
-            absent=absent if problem is None else {**absent, "nccl": problem},
-            cost_s=round(self._cost_s + time.monotonic() - began_s, 6),
-        )
+            logs.rmdir()
+        # If the launcher has ended, the folder of the run is gone.
+        with suppress(OSError):
+            evidence = NodeEvidence(
+                host=socket.gethostname(),
+                load=load.load(gpu_processes, may_run_elsewhere=is_command),
+                settings=settings,
+                ports=network.read(),
+                connections=connections,
+                absent=absent if problem is None else {**absent, "nccl": problem},
+                cost_s=round(time.monotonic() - began_s, 6),
+            )
+            directory.node_evidence(host).write(evidence)
+        if addresses and self._driver is not None:
+            self._driver.stop()
 
 
 def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
 from typing import NoReturn
@@ -65,7 +65,7 @@ class Keeper:
         """Ranks that are still running, keyed by process id."""
         self._kept = RunDirectory(path=scratch / "run")
         """Logs and stacks of ranks on this node, copied into the run's folder if a rank fails."""
-        self._watch = NodeWatch(scratch)
+        self._watch, self._watched = NodeWatch(scratch), ExitStack()
         self._variables: dict[str, str] = {}
         """Environment variables that ranks get so that the node's evidence can be collected."""
         self._is_ending = self._ends_ranks = self._timed_out = False
@@ -153,13 +153,14 @@ class Keeper:
         host, gpus = socket.gethostname(), directory.gpus.read_if_left() if is_first else None
         addresses = (gpus or {}).get(host, {})
         if is_first and order.job in _WITH_EVIDENCE:
-            self._variables = self._watch.begin(
+            watched = self._watch.watched(
                 directory,
                 host,
                 addresses,
                 is_everywhere=order.is_whole_environment,
                 is_command=order.job == "command",
             )
+            self._variables = self._watched.enter_context(watched)
         if order.package is not None and own_ranks:
             import_all([order.package])
         self._cores = set()
@@ -267,7 +268,7 @@ class Keeper:
 
     def _clean_up(self) -> None:
         """Write the run's evidence, stop sampling, and end processes that the ranks left behind."""
-        self._watch.end()
+        self._watched.close()
         end_descendants(COMMAND_S, spared=self._watch.driver_number)
         shutil.rmtree(self._kept.path, ignore_errors=True)
 
