@@ -5,7 +5,6 @@ The load average is not used: it includes the run's own ranks, and work that end
 
 import os
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 from gpuscale.base.host import allowed_cpus, cpus_in, text_of
@@ -69,7 +68,6 @@ class LoadMeter:
                 every += sum(ticks[column] for column in _ALL_COLUMNS)
                 busy += sum(ticks[column] for column in _BUSY_COLUMNS)
         for process in members:
-            with suppress(OSError):
-                stat = (self._root / f"proc/{process}/stat").read_text(errors="replace")
-                own += sum(map(int, stat.rpartition(")")[2].split()[_OWN_COLUMNS]))
+            stat = text_of(self._root / f"proc/{process}/stat")
+            own += sum(map(int, stat.rpartition(")")[2].split()[_OWN_COLUMNS]))
         return every, busy, own

@@ -19,18 +19,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuscale.base.host import UNRECORDED, allowed_cpus
+from gpuscale.base.host import UNRECORDED, allowed_cpus, text_of
 from gpuscale.base.process_ends import parent_of
 from gpuscale.base.text import clean
 from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.evidence import Library, ProcessSoftware, merged, normalised
 
-_DELETED = " (deleted)"
-_SHORT_COMMIT = 12
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
 _PYTHON = re.compile(r"/python(\d\.\d+)/")
 _VERSION_LINE = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)", re.MULTILINE)
-_HEAD_CHARACTERS = 4096
 KNOWN_LIBRARIES = {
     "NCCL": "nccl",
     "RCCL": "rccl",
@@ -52,12 +49,12 @@ _FILE_NAMES = {
 }
 
 
-def mapped_files(process: int | None = None, *, root: Path = Path("/")) -> list[str]:
-    """Return the paths of the files that a process (default: this one) has mapped into memory.
+def _mapped_files(process: int, root: Path) -> list[str]:
+    """Return the paths of the files that a process has mapped into memory.
 
     Raise an OSError if the process has ended or belongs to another user.
     """
-    maps = root / "proc" / str(process or "self") / "maps"
+    maps = root / f"proc/{process}/maps"
     lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     # Address, permissions, offset, device, inode, path.
     columns = (line.split(None, 5) for line in lines)
@@ -67,21 +64,13 @@ def mapped_files(process: int | None = None, *, root: Path = Path("/")) -> list[
 
 def own_software() -> ProcessSoftware:
     """Return this process's libraries, with the version that NCCL or RCCL reports, and its CPUs."""
-    files: list[str] = []
-    # There is no /proc in some containers.
-    with suppress(OSError):
-        files = mapped_files()
-    return ProcessSoftware(
-        host=socket.gethostname(),
-        libraries=libraries_among(files, are_own=True),
-        cpus=(allowed_cpus("self"),),
-    )
+    return software_of([os.getpid()], with_packages=False)
 
 
 def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
     """Return the known libraries among mapped files, with the version of this process's NCCL."""
     found = []
-    for path in (file.removesuffix(_DELETED) for file in files):
+    for path in (file.removesuffix(" (deleted)") for file in files):
         for name, pattern in _FILE_NAMES.items():
             if pattern.fullmatch(path.rpartition("/")[2]):
                 version = _nccl_version(path) if are_own and name in ("NCCL", "RCCL") else None
@@ -135,7 +124,7 @@ def _origin(file: Path) -> str:
         if url.scheme == "file":
             kind = "editable, folder" if direct_url.get("dir_info", {}).get("editable") else "from"
             return f"{kind} {Path(url.path).name}"
-        commit = direct_url.get("vcs_info", {}).get("commit_id", "")[:_SHORT_COMMIT]
+        commit = direct_url.get("vcs_info", {}).get("commit_id", "")[:12]
         host = url.netloc.rpartition("@")[2]
         return f"{url.scheme}://{host}{url.path}{commit and '@'}{commit}"
     except OSError:
@@ -156,7 +145,7 @@ def software_of(
     absent: str | None = "no process of the command was left"
     for process in sorted(number for number in processes if not _is_fork(number, processes, root)):
         try:
-            files[process] = mapped_files(process, root=root)
+            files[process] = _mapped_files(process, root)
         except OSError as error:
             # The process may have ended; another may have loaded the same libraries.
             absent = _refusal(process, error)
@@ -168,7 +157,8 @@ def software_of(
             software = _software(process, files[process], root)
         except OSError as error:
             software = without_software(_refusal(process, error))
-    libraries = libraries_among([file for mapped in files.values() for file in mapped])
+    mapped = [file for of_process in files.values() for file in of_process]
+    libraries = libraries_among(mapped, are_own=os.getpid() in files)
     cpus = {allowed_cpus(process, root) for process in files}
     return ProcessSoftware(
         host=socket.gethostname(), libraries=libraries, cpus=tuple(sorted(cpus)), software=software
@@ -197,30 +187,32 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
     """Return the Python packages in the folders from which a process has loaded libraries."""
     place = root / "proc" / str(process)
     paths = [*dict.fromkeys(_packages_in(files))]
-    folders = [place / "root" / path.lstrip("/") for path in paths]
-    packages = installed_packages(folders)
-    if not packages:
+    fields = python_packages([place / "root" / path.lstrip("/") for path in paths])
+    if not fields["packages"]:
         program = clean(str((place / "exe").readlink()))
         return without_software(f"{program} has loaded no library of a package")
     python = _PYTHON.search("".join(paths))
     is_own = (place / "exe").exists() and (place / "exe").samefile(sys.executable)
-    torch, vision = read_version_file(folders, "torch"), read_version_file(folders, "torchvision")
-    return Environment(
-        device=UNRECORDED,
-        python_version=platform.python_version() if is_own else python and python[1],
-        torch_version=torch.get("__version__", packages.get("torch")),
-        torchvision_version=vision.get("__version__", packages.get("torchvision")),
-        lightning_version=packages.get("lightning"),
-        cuda_version=torch.get("cuda"),
-        rocm_version=torch.get("hip"),
-        packages=packages,
-    )
+    version = platform.python_version() if is_own else python and python[1]
+    return Environment(device=UNRECORDED, python_version=version, **fields)
 
 
-def read_version_file(folders: Sequence[Path], package: str) -> Mapping[str, str]:
+def python_packages(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the fields of an `Environment` about the packages in folders, without imports."""
+    packages = installed_packages(folders)
+    torch, vision = _in_version_file(folders, "torch"), _in_version_file(folders, "torchvision")
+    return {
+        "torch_version": torch.get("__version__", packages.get("torch")),
+        "torchvision_version": vision.get("__version__", packages.get("torchvision")),
+        "lightning_version": packages.get("lightning"),
+        "cuda_version": torch.get("cuda"),
+        "rocm_version": torch.get("hip"),
+        "packages": packages,
+    }
+
+
+def _in_version_file(folders: Sequence[Path], package: str) -> Mapping[str, str]:
     """Return `__version__`, `cuda` and `hip` from a package's `version.py`, if set; {} if none."""
-    for folder in folders:
-        with suppress(OSError), (folder / package / "version.py").open(errors="replace") as file:
-            found = _VERSION_LINE.findall(file.read(_HEAD_CHARACTERS))
-            return {name: clean(value) for name, value in found}
-    return {}
+    texts = (text_of(folder / package / "version.py") for folder in folders)
+    found = _VERSION_LINE.findall(next(filter(None, texts), ""))
+    return {name: clean(value) for name, value in found}

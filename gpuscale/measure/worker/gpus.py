@@ -22,8 +22,8 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 sets `NoDevFiles` in CPU-only jobs."""
 
 
-def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, Any]]:
-    """Return torch's GPUs and device type, and library versions keyed by field of `Environment`."""
+def seen_by_torch(device: str) -> dict[str, Any]:
+    """Return the fields of an `Environment` about torch, its GPUs, device type and libraries."""
     gpus = _gpus()
     on_gpu = is_gpu(device) or bool(gpus)
     cudnn_version = _cudnn_version() if on_gpu else None
@@ -34,8 +34,8 @@ def seen_by_torch(device: str) -> tuple[tuple[GpuDevice, ...], str, dict[str, An
     if torch.version.hip is None:
         on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
     versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
-    libraries = {"torch_version": str(torch.__version__), **dict(zip(names, versions, strict=True))}
-    return gpus, on if on_gpu else "cpu", libraries
+    fields = {"torch_version": str(torch.__version__), **dict(zip(names, versions, strict=True))}
+    return {**fields, "device": on if on_gpu else "cpu", "gpus": gpus}
 
 
 def _gpus() -> tuple[GpuDevice, ...]:
@@ -82,8 +82,7 @@ def _described(number: int, gpu: Any, known: Mapping[str, dict[str, Any]]) -> Gp
 
 def numa_node_of(gpu: Any) -> int | None:
     """Return the NUMA node of a GPU, given its properties; None if unknown."""
-    address = _pci_address(gpu)
-    return None if address is None else gpu_numa_node(address)
+    return gpu_numa_node(_pci_address(gpu) or "")
 
 
 def _pci_address(gpu: Any) -> str | None:
@@ -125,11 +124,7 @@ def _why_no_cuda() -> str:
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
-    """Raise GpuscaleError if torch has no kernels for a GPU, whose index is `number`.
-
-    `gpu` comes from `torch.cuda.get_device_properties()`, and `built_for` from
-    `torch.cuda.get_arch_list()`.
-    """
+    """Raise GpuscaleError if torch, built for these architectures, has no kernels for a GPU."""
     capability = (gpu.major, gpu.minor)
     if torch.version.hip is not None:
         # Compare names (torch 2.1 or later), since gfx900 and gfx90a both have capability 9.0.
