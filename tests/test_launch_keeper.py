@@ -149,10 +149,3 @@ def test_a_keeper_that_does_not_see_the_launchers_folder_says_so(tmp_path: Path)
     keepers = keeper(tmp_path / "nowhere", log=tmp_path)
     assert not keepers.have_started(LIMIT_S)
     assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.output
-
-
-def test_the_ranks_of_other_hosts_are_not_counted_with_those_of_this_one(tmp_path: Path) -> None:
-    directory = RunDirectory(path=tmp_path)
-    assert directory.ranks_per_host(6) == 6
-    directory.hosts.write_text("n1\nn2\nn3\nn4\n")
-    assert [directory.ranks_per_host(ranks) for ranks in (4, 6, 8)] == [1, 2, 2]

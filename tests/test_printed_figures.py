@@ -18,7 +18,7 @@ from gpuscale.measure.launch.collect import command_figures
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Results
 from gpuscale.store.results import read_results
-from gpuscale.workload.printed_figures import metrics_of, new_reader
+from gpuscale.workload.printed_figures import metrics_of, new_parser
 
 IMAGES = r"Images/sec: (?P<images_per_s>[\d.]+)"
 
@@ -257,5 +257,5 @@ def test_figures_of_the_docs_read_what_benchmarks_print(line: str) -> None:
     found: dict[str, float] = {}
     for figure in shown:
         assert metrics_of(figure, {}, None), figure
-        found |= {name: float(text) for name, text in new_reader(figure)(line).items()}
+        found |= {name: float(text) for name, text in new_parser(figure)(line).items()}
     assert found == dict([PRINTED[line]])

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import math
 import os
 import shutil
 import socket
@@ -123,10 +122,6 @@ class RunDirectory:
             return {report.rank: report.host for report in self.launched.read()}
         except FileNotFoundError:
             return {}
-
-    def ranks_per_host(self, ranks: int) -> int:
-        """Return the largest number of ranks on any host; each host has consecutive ranks."""
-        return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     @property
     def variable(self) -> str:

@@ -101,7 +101,7 @@ class Mlperf:
         return {}
 
 
-FigureReader = Callable[[str], Mapping[str, str | float]]
+FigureParser = Callable[[str], Mapping[str, str | float]]
 """Function that returns a line's figures by metric; pass it all lines of a process in order."""
 KNOWN_FIGURES: Mapping[str, type[NcclTests] | type[Mlperf]] = {
     "nccl-tests": NcclTests,
@@ -112,7 +112,7 @@ KNOWN_FIGURES: Mapping[str, type[NcclTests] | type[Mlperf]] = {
 _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
-def new_reader(figure: str) -> FigureReader:
+def new_parser(figure: str) -> FigureParser:
     """Return a parser for the benchmark named `figure`, or for `figure` as a regular expression."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
         return known().figures

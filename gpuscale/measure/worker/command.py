@@ -6,12 +6,12 @@ The command is in one state at a time (`_State`); every state except RUNNING end
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
 from enum import Enum, auto
 from pathlib import Path
-from types import FrameType
 
 from msgspec.structs import replace
 
@@ -34,7 +34,6 @@ from gpuscale.records import FailureKind
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of
 
-_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _LOOK_S = 0.2
 _DRAIN_S = 1.0
 _WAIT_FOR_OTHERS_S = 3.0
@@ -46,12 +45,13 @@ def main(folder: str) -> None:
     signal_at_parent_death(signal.SIGTERM)
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+        signal.signal(number, lambda *_: sys.exit(128 + signal.SIGTERM))
     directory = RunDirectory(path=Path(folder))
-    request = directory.request.read()
-    place = Place(request, directory, int(os.environ["RANK"]), directory.hosts.exists())
+    request, rank = directory.request.read(), int(os.environ["RANK"])
+    assert request.command is not None
+    place = Place(request, request.command, directory, rank, directory.hosts.exists())
     if request.launch != "per-rank":
-        for name in _OF_RANKS:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
     # If a command is started once, not all of its processes are descendants of this process.
     variable = directory.variable if place.covers_all_nodes else None
@@ -81,10 +81,6 @@ def _record_software_until_end(place: Place) -> None:
             directory.software(place.number).write(software)
             has_looked = True
         time.sleep(_LOOK_S)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _leave_failure(error: CommandError, place: Place) -> None:

@@ -1,5 +1,6 @@
 """Start the processes of a command, with pipes for their output and variables for their ranks."""
 
+import math
 import os
 import shutil
 import signal
@@ -36,16 +37,11 @@ class Place:
     """The position of this process among the processes that start a command for a run."""
 
     request: RunRequest
+    command: CommandRequest
     directory: RunDirectory
     number: int
     is_across: bool
     """True if the run was launched across nodes, even if it uses only one node."""
-
-    @property
-    def command(self) -> CommandRequest:
-        """The part of the run's request that describes the user's command."""
-        assert self.request.command is not None
-        return self.request.command
 
     @property
     def rank(self) -> int | None:
@@ -60,12 +56,11 @@ class Place:
     @property
     def node(self) -> int:
         """Index in `hosts` of the node of this process."""
-        block = self.directory.ranks_per_host(self.request.gpus)
-        return self.number if self.rank is None else self.rank // block
+        return self.number if self.rank is None else self.rank // self.gpus_on(0)
 
     def gpus_on(self, node: int) -> int:
         """Return the number of the run's GPUs on a node; the last node has the remaining ones."""
-        block = self.directory.ranks_per_host(self.request.gpus)
+        block = math.ceil(self.request.gpus / len(self.hosts))
         return min(block, self.request.gpus - node * block)
 
     @property

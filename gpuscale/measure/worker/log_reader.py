@@ -21,7 +21,6 @@ from gpuscale.measure.worker.windows import (
     Series,
     Windows,
     comes_in_bursts,
-    count_of,
     windows_of,
 )
 from gpuscale.records import Failure, FailureKind, RunRequest, Window
@@ -29,8 +28,7 @@ from gpuscale.records.request import CommandOutcome, FigureOutcome
 from gpuscale.workload.command_case import NO_BATCH
 from gpuscale.workload.log_formats import FORMATS, Recognition
 from gpuscale.workload.log_lines import LogFormat, Mark, UnreadLines, by_regex, plain
-from gpuscale.workload.printed_figures import FigureReader as Reader
-from gpuscale.workload.printed_figures import new_reader, positive
+from gpuscale.workload.printed_figures import FigureParser, new_parser, positive
 
 _MOST_STEPS = 10**9
 """Maximum number of steps that the record of a run can hold; larger step numbers are ignored."""
@@ -53,7 +51,6 @@ class LogReader:
         self._looked_at = 0
         """Number of lines that have been searched for a known format."""
         self._series: dict[str, Series] = {}
-        """The series of steps, keyed by the source of the lines."""
         self._samples: int | None = None
         self._format: LogFormat | None = None
         if command.log_format is not None:
@@ -202,7 +199,7 @@ class LogReader:
         found = counted(0 if windows is None else len(windows.spans), "window")
         needed_s = timing.warmup_s + FEWEST_WINDOWS * timing.window_s
         return (
-            f"{count_of(series.stretches)} lines had a step, up to {series.latest:g}, which makes "
+            f"{series.count} lines had a step, up to {series.latest:g}, which makes "
             f"{found} of at least {timing.window_s:g} s after the warm-up, of {FEWEST_WINDOWS} "
             f"needed; let it train for at least {needed_s:g} s, or print more often"
         )
@@ -232,7 +229,7 @@ class LogReader:
         timed = {source: series for source, series in self._series.items() if series.stretches}
         # In `torchrun … | tee log`, the command prints the ranks' lines again, mixed and later.
         ranks = [series for source, series in timed.items() if source != COMMAND_SOURCE]
-        return max(ranks or timed.values(), key=lambda one: count_of(one.stretches), default=None)
+        return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
         """Return the last words of the process that ended the command, or the latest output."""
@@ -259,7 +256,7 @@ class FigureReader(LogReader):
         super().__init__(request)
         figure = self._command.figure
         assert figure is not None
-        self._readers = defaultdict[str, Reader](lambda: new_reader(figure))
+        self._parsers = defaultdict[str, FigureParser](lambda: new_parser(figure))
         self._found = defaultdict[str, dict[str, str | float]](dict)
         """The last value of each metric, by source of lines."""
 
@@ -267,7 +264,7 @@ class FigureReader(LogReader):
         """Read lines; keep the last lines, and the last value of each metric."""
         super().take(lines)
         for line in lines:
-            self._found[line.source] |= self._readers[line.source](plain(line.text))
+            self._found[line.source] |= self._parsers[line.source](plain(line.text))
 
     @property
     def found(self) -> dict[str, str | float]:

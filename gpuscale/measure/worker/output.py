@@ -22,8 +22,6 @@ _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
 # The first line from rank_python.sh: torchrun assigns ranks only once all nodes have joined.
 _RANK_LINE = re.compile(rb"GPUSCALE_RANK (\d+)")
-
-
 COMMAND_SOURCE = "the command"
 """Source of lines printed by the command itself, or by ranks that do not have separate pipes."""
 
@@ -101,14 +99,12 @@ _MOST_SHOWN_LINES = 100
 
 
 class LastWords(NamedTuple):
-    """Evidence of how one process of a command ended: exception, exit code and last lines."""
+    """Evidence of how one process of a command ended; the exit code is None if unknown."""
 
     source: str
-    """Name of the process: a rank such as `rank 1`, or the command itself."""
     exception: str | None
     """The last line of the process's traceback; None if there is no traceback."""
     exit_code: int | None
-    """The exit code; None if unknown."""
     lines: tuple[str, ...]
 
 

@@ -124,10 +124,10 @@ class Series:
 
         return max(self._loops.values(), key=seconds, default=[])
 
-
-def count_of(stretches: Sequence[Sequence[Point]]) -> int:
-    """Return the number of points in all stretches."""
-    return sum(map(len, stretches))
+    @property
+    def count(self) -> int:
+        """The number of steps in the stretches."""
+        return sum(map(len, self.stretches))
 
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
