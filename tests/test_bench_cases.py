@@ -122,10 +122,10 @@ def test_batch_sizes_are_those_of_sources(name: str, batches: dict[int, int]) ->
 @pytest.mark.parametrize("size_name", ["smoke", pytest.param("full", marks=pytest.mark.thorough)])
 def test_synthetic_samples_are_reproducible(name: str, size_name: str) -> None:
     case = shipped(name)
-    size = case.named_size(size_name)
-    sample, label = SyntheticDataset(case, size)[70]
-    again, same_label = SyntheticDataset(case, size)[70]
-    assert tuple(sample.shape) == size.sample_shape
+    case.size = case.named_size(size_name)
+    sample, label = SyntheticDataset(case)[70]
+    again, same_label = SyntheticDataset(case)[70]
+    assert tuple(sample.shape) == case.size.sample_shape
     assert sample.dtype == torch.float32
     assert torch.equal(sample, again)
     assert 0 <= label == same_label < case.classes
@@ -137,19 +137,20 @@ def test_a_case_with_images_alone_gets_floats(raw: tuple[int, ...], resized: boo
         sample_shape, batch, raw_image_shape = (3, 8, 8), 2, raw
 
     case = Pictures()
-    sample, _ = SyntheticDataset(case, case.named_size(None))[0]
+    case.size = case.named_size(None)
+    sample, _ = SyntheticDataset(case)[0]
     assert (sample.shape, sample.dtype) == ((3, 8, 8), torch.float32)
     assert 0 <= sample.min() < sample.max() <= 1
     # To resize what has the shape already takes a third of the time again.
-    assert ("Resize" in str(case.transform(case.named_size(None)))) is resized
+    assert ("Resize" in str(case.transform(case.size))) is resized
 
 
 def test_pooled_batches_are_those_of_the_case_have_no_end_and_differ_between_ranks() -> None:
     case = shipped("mnist_cnn.MnistCnn")
-    size = case.named_size("smoke")
+    size = case.size = case.named_size("smoke")
 
     def labels(rank: int) -> list[list[int]]:
-        dataset = SyntheticDataset(case, size)
+        dataset = SyntheticDataset(case)
         batches = PooledBatches(dataset, batch=size.batch, rank=rank, pin_memory=False)
         found = [next(batches) for _ in range(200)]
         assert {tuple(inputs.shape) for inputs, _ in found} == {(size.batch, *size.sample_shape)}

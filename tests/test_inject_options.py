@@ -99,10 +99,9 @@ class MadeTime:
 
     def step(self, asked: Faults, *, host_s: float, device_s: float) -> None:
         asked.at_step()
-        asked.begin_forward()
-        self.host_s += host_s
-        self.device_s = max(self.device_s, self.host_s) + device_s
-        asked.end_forward()
+        with asked.in_forward():
+            self.host_s += host_s
+            self.device_s = max(self.device_s, self.host_s) + device_s
 
 
 @pytest.mark.parametrize(("host_s", "device_s"), [(0.002, 0.01), (0.01, 0.002), (0.01, 0.01)])

@@ -23,7 +23,8 @@ class TwoInputs(TrainingCase):
 
 
 def batches_of(case: TrainingCase) -> PooledBatches:
-    return PooledBatches(SyntheticDataset(case, SIZE), batch=4, rank=0, pin_memory=False)
+    case.size = SIZE
+    return PooledBatches(SyntheticDataset(case), batch=4, rank=0, pin_memory=False)
 
 
 def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:

@@ -102,8 +102,8 @@ def request_of(case: TrainingCase, gpus: int, **fields: object) -> RunRequest:
 
 
 def batches_of(case: TrainingCase, gpus: int) -> Batches:
-    asked, size = request_of(case, gpus), case.named_size(None)
-    return training_batches(case, asked, size, batch=case.batch * gpus, rank=0, world_size=1)
+    asked = request_of(case, gpus)
+    return training_batches(sized(case), asked, batch=case.batch * gpus, rank=0, world_size=1)
 
 
 def left_in(model: nn.Module) -> list[list[float]]:

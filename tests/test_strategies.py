@@ -206,7 +206,8 @@ def training_of(case: TrainingCase, *devices: int, precision: Precision = "fp32"
     request = request_for("dp", precision=precision)
     strategy = DataParallelStrategy(request_for("dp"))
     strategy.devices = devices
-    batches = training_batches(case, request, case.named_size(None), batch=4, rank=0, world_size=1)
+    case.size = case.named_size(None)
+    batches = training_batches(case, request, batch=4, rank=0, world_size=1)
     return Training(case, request, strategy, batches)
 
 

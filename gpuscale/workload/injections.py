@@ -5,8 +5,8 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import msgspec
@@ -74,11 +74,8 @@ class Faults:
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._synchronize = synchronize
-        """Function that waits until the devices are idle."""
         self._data_pause = Pause()
-        self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
-        """Duration of the forward pass in each step, in seconds."""
         self._steps_per_forward: float | None = None
         self._steps = 0
 
@@ -103,20 +100,18 @@ class Faults:
 
     def in_data(self) -> None:
         """Delay the loading of a batch by the injected seconds."""
-        if self._data_s:
-            self._data_pause.lengthen(self._data_s)
+        self._data_pause.lengthen(self._data_s)
 
-    def begin_forward(self) -> None:
-        """Start timing a forward pass, if this rank is to be slowed down."""
-        if self._slower_by:
-            self._forward_began_s = self._now_s()
-
-    def end_forward(self) -> None:
-        """Inject a delay proportional to the duration of the forward pass."""
-        # So the rank is slower by its factor even if other load changes the duration of steps.
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """Enter a context for a forward pass; delay its end in proportion to its duration."""
         if not self._slower_by:
+            yield
             return
-        forward_s = self._now_s() - self._forward_began_s
+        began_s = self._now_s()
+        yield
+        # So the rank is slower by its factor even if other load changes the duration of steps.
+        forward_s = self._now_s() - began_s
         if self._steps_per_forward is None:
             self._forward_times_s[-1] += forward_s
         else:

@@ -1,6 +1,7 @@
 """Endless streams of batches, from a pool that is created once or from a DataLoader."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gpuscale.base.errors import CaseError
 from gpuscale.base.host import is_gpu
 from gpuscale.base.process_ends import die_with_parent
 from gpuscale.records import RunRequest
-from gpuscale.workload.cases import Size, TrainingCase
+from gpuscale.workload.cases import TrainingCase
 
 Batch = Any
 """Inputs and targets, or a dict that contains both; values may be nested."""
@@ -20,9 +21,7 @@ Batch = Any
 # Number of generated samples, which all indices share: at ImageNet's size, generating every sample
 # would dominate the measurement.
 _POOL = 64
-_IMAGE_DIMENSIONS = 4
 _FEWEST_POOLED_BATCHES = 2
-_BATCHES_IN_ADVANCE = 2
 _SEED = 42
 
 
@@ -32,10 +31,10 @@ class SyntheticDataset(Dataset[Any]):
     The case's transforms are applied each time, as they would be to samples read from a file.
     """
 
-    def __init__(self, case: TrainingCase, size: Size) -> None:
+    def __init__(self, case: TrainingCase) -> None:
         self._length = case.training_samples
-        self._transform = case.transform(size)
-        self._samples = [case.sample(index, size) for index in range(_POOL)]
+        self._transform = case.transform(case.size)
+        self._samples = [case.sample(index, case.size) for index in range(_POOL)]
 
     def __len__(self) -> int:
         return self._length
@@ -44,9 +43,9 @@ class SyntheticDataset(Dataset[Any]):
         return _transformed(self._samples[index % _POOL], self._transform)
 
 
-def example_batch(case: TrainingCase, size: Size) -> Batch:
+def example_batch(case: TrainingCase) -> Batch:
     """Return a batch of two samples, of the first and last class; batch norm rejects one sample."""
-    indices = (0, min(case.classes, _POOL) - 1)
+    size, indices = case.size, (0, min(case.classes, _POOL) - 1)
     made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
     return default_collate(made)
 
@@ -77,7 +76,7 @@ def on_device(
     """Move a batch to a device, images in the memory format given; return inputs and targets."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
+        is_image = tensor.dim() == 4 and tensor.is_floating_point()
         form = memory_format if is_image else torch.preserve_format
         return tensor.to(device, non_blocking=True, memory_format=form)
 
@@ -101,19 +100,17 @@ class PooledBatches:
     ) -> None:
         samples = [dataset[slot] for slot in range(min(_POOL, len(dataset)))]
         generator = torch.Generator().manual_seed(_SEED + rank)
-        self._pool: list[Batch] = []
+        pool: list[Batch] = []
         for _ in range(max(_FEWEST_POOLED_BATCHES, _POOL // batch)):
             slots = torch.randint(len(samples), (batch,), generator=generator).tolist()
             made = default_collate([samples[slot] for slot in slots])
-            self._pool.append(map_tensors(torch.Tensor.pin_memory, made) if pin_memory else made)
-        self._pinned = pin_memory
-        self._given = 0
+            pool.append(map_tensors(torch.Tensor.pin_memory, made) if pin_memory else made)
+        self._pool, self._are_pinned = cycle(pool), pin_memory
 
     def __next__(self) -> Batch:
-        batch = self._pool[self._given % len(self._pool)]
-        self._given += 1
+        batch = next(self._pool)
         # A GPU gets a copy anyway; on a CPU, an in-place operation could change the pool.
-        return batch if self._pinned else map_tensors(torch.Tensor.clone, batch)
+        return batch if self._are_pinned else map_tensors(torch.Tensor.clone, batch)
 
 
 class LoadedBatches:
@@ -139,8 +136,9 @@ class LoadedBatches:
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
-            prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
-            worker_init_fn=_end_with_rank,
+            # By default a worker checks every five seconds whether its rank is alive. Until then it
+            # would hold the device of a crashed rank, which in exclusive mode blocks the next run.
+            worker_init_fn=lambda worker: die_with_parent(),
             # Workers of a fork server would not notice the end of the rank, and each would first
             # import torch.
             multiprocessing_context="fork" if workers else None,
@@ -168,19 +166,11 @@ Batches = PooledBatches | LoadedBatches
 """An endless stream of one rank's batches, in host memory; `epoch` counts completed epochs."""
 
 
-def _end_with_rank(worker: int) -> None:
-    # By default a worker checks every five seconds whether its rank is alive. Until then it would
-    # hold the device of a crashed rank, which in exclusive mode blocks the next run.
-    die_with_parent()
-
-
-def real_dataset(
-    case: TrainingCase, request: RunRequest, size: Size, *, download: bool
-) -> Dataset[Any]:
+def real_dataset(case: TrainingCase, request: RunRequest) -> Dataset[Any]:
     """Load real data from `--data-root`, downloading it if allowed; raise CaseError on failure."""
     root = Path(request.data_root or "")
     try:
-        return case.real_dataset(root, size, download=download)
+        return case.real_dataset(root, case.size, download=request.download)
     except (OSError, RuntimeError) as error:
         raise CaseError(
             f"--data-root {root}: no data of {case.name()} there ({error}); put them there, or add "
@@ -189,23 +179,14 @@ def real_dataset(
 
 
 def training_batches(
-    case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
+    case: TrainingCase, request: RunRequest, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """Return the batches of one rank, from the data source that the configuration selects.
-
-    `world_size` is the number of ranks that share the samples of a step.
-    """
+    """Return the batches of one of the `world_size` ranks that share the samples of a step."""
     pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
-        synthetic = SyntheticDataset(case, size)
-        return PooledBatches(synthetic, batch=batch, rank=rank, pin_memory=pin_memory)
-    dataset: Dataset[Any]
-    if request.data_root is None:
-        dataset = SyntheticDataset(case, size)
-    else:
-        dataset = real_dataset(case, request, size, download=request.download)
+        return PooledBatches(SyntheticDataset(case), batch=batch, rank=rank, pin_memory=pin_memory)
     return LoadedBatches(
-        dataset,
+        SyntheticDataset(case) if request.data_root is None else real_dataset(case, request),
         batch=batch,
         rank=rank,
         world_size=world_size,

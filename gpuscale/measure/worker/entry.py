@@ -120,7 +120,7 @@ def main(directory: str, stacks: str) -> None:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
+def _prepare(request: RunRequest) -> tuple[Training, float]:
     """Return a request's `Training`, and the Unix time when this rank joined the process group."""
     if cpus := request.cpus_of(int(os.environ.get("LOCAL_RANK", "0"))):
         os.sched_setaffinity(0, cpus)
@@ -133,14 +133,13 @@ def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, fl
     joined_at_s = time.time()
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
-            real_dataset(case, request, case.size, download=True)
+            real_dataset(case, request)
         strategy.barrier()
     assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
     accumulate = request.configuration.accumulate or 1
     batches = training_batches(
         case,
         request,
-        case.size,
         batch=request.batch_per_gpu * request.gpus // strategy.shares // accumulate,
         rank=strategy.rank % strategy.shares,
         world_size=strategy.shares,
@@ -150,7 +149,7 @@ def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, fl
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    training, joined_at_s = _prepare(request, files.directory)
+    training, joined_at_s = _prepare(request)
     strategy = training.strategy
     if training.faults.any_is_slow:
         # Measure on every rank, slowed or not, since all ranks take part in steps.

@@ -36,7 +36,6 @@ class Strategy:
     rank = 0
     local_rank = 0
     world_size = 1
-    """Number of ranks in the process group."""
     can_pause = True
     """True if ranks do not communicate in steps inside the context manager `unsynchronized`."""
     training: "type[Training] | None" = None
@@ -180,15 +179,13 @@ class Training:
         If the inputs are only a part of a batch, `share` is the weight of their loss in the batch.
         """
         share /= self._accumulate
-        self.faults.begin_forward()
-        with self.autocast:
+        with self.faults.in_forward(), self.autocast:
             output = self.case.forward(self.forward_model, inputs)
             # If layers are on several devices, the clock's device thus waits for the whole forward.
             loss = self.case.loss(output, targets)
             _validate_loss(self.case, loss)
             loss = loss.to(self._device)
             loss = loss if share == 1 else loss * share
-        self.faults.end_forward()
         self.clock.mark(Phase.FORWARD)
         self._scaler.scale(loss).backward()
         self.clock.mark(Phase.BACKWARD)
@@ -218,8 +215,11 @@ class Training:
     def validate_finite(self) -> None:
         """Raise InvalidTrainingError if the latest loss or a parameter is not finite."""
         found = [] if math.isfinite(_sum(self._losses)) else ["the loss"]
-        if (name := not_finite(self._own_model)) is not None:
-            found.append(f"parameter {name}")
+        for name, parameter in self._own_model.named_parameters():
+            # Parameters of other stages of a pipeline are on the meta device.
+            if not parameter.is_meta and not torch.isfinite(local_part(parameter)).all():
+                found.append(f"parameter {name}")
+                break
         if found:
             are = "is not a finite number" if len(found) == 1 else "are not finite numbers"
             raise InvalidTrainingError(
@@ -257,15 +257,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a tensor, or a whole unsharded tensor, without copying."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def not_finite(model: torch.nn.Module) -> str | None:
-    """Return the name of the first parameter with a NaN or infinity on this rank, or None."""
-    for name, parameter in model.named_parameters():
-        # Parameters of other stages of a pipeline are on the meta device.
-        if not parameter.is_meta and not torch.isfinite(local_part(parameter)).all():
-            return name
-    return None
 
 
 def parameter_digest(model: torch.nn.Module) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.training import Strategy, state_tensors
+from gpuscale.measure.worker.training import Strategy, T, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
-
-T = TypeVar("T")
 
 _FIRST_COMPRESSED = 2
 """Earliest step at which torch lets PowerSGD compress gradients."""
@@ -60,32 +58,25 @@ class ProcessGroupStrategy(Strategy):
         dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         dist.all_reduce(torch.zeros(1))
 
     def largest(self, value: float) -> float:
-        """Return the largest of the values that the ranks pass."""
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())
 
     def gathered(self, own: T) -> list[T]:
-        """Return all ranks' objects on rank 0, and an empty list on other ranks; uses gloo."""
         everyone: list[T] = [own] * self.world_size if self.rank == 0 else []
         dist.gather_object(own, everyone or None)
         return everyone
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
-    """One process per GPU; gradients are all-reduced in the backward pass.
-
-    A single rank uses DistributedDataParallel too, so that T(1) and T(n) are measured alike.
-    """
+    """One process per GPU, even for a single GPU; the backward pass all-reduces gradients."""
 
     _has_run = False
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model wrapped in DistributedDataParallel, on this rank's device."""
         options: dict[str, Any] = dict(case.strategy_options.get("ddp", {}))
         hook = options.pop("comm_hook", None)
         devices = list(self.devices) or None
@@ -121,7 +112,6 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state."""
         tensors = state_tensors(model, optimizer)
         elements = float(sum(tensor.numel() for tensor in tensors))
         # Every rank compares sizes, so that all raise here and none hangs in a broadcast.

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.data import map_tensors, on_device
-from gpuscale.measure.worker.precision import autocast_for
 from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy
 from gpuscale.measure.worker.training import Training, local_part, state_tensors
 from gpuscale.records import RunRequest
@@ -40,7 +39,6 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._kept: list[torch.Tensor] = []
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """Return the model on this rank's device, sharded block by block and then as a whole."""
         # FSDP2 requires contiguous parameters; convolutions still use the layout of the batch.
         # Blocks move to the device one by one, since a whole model would raise the peak memory.
         model = model.to(memory_format=torch.contiguous_format)
@@ -63,13 +61,11 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """Enter a context in which collectives copy this rank's own shards and never wait."""
         self._all_gather.is_paused = self._reduce_scatter.is_paused = True
         yield
         self._all_gather.is_paused = self._reduce_scatter.is_paused = False
 
     def remember(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save this rank's shards, buffers and optimiser state in host memory."""
         # Copies on a GPU would count towards the reported peak memory.
         tensors = state_tensors(model, optimizer)
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
@@ -113,7 +109,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             model.zero_grad()
             # Both models must draw the same dropout.
             torch.manual_seed(self.rank)
-            with autocast_for(self._precision, self.device.type):
+            with training.autocast:
                 loss = training.case.loss(training.case.forward(model, inputs), targets)
             # Weighting the loss by rank makes gradients differ even if all batches are equal.
             (loss * (1 + 2 * (self.rank % 2))).backward()

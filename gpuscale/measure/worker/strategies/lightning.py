@@ -69,7 +69,6 @@ class LightningTraining(Training):
         self.model = self.forward_model = self._trainer.strategy.model
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Let Lightning run one more step."""
         self._is_synchronized = synchronized
         self._fit.switch()
         assert not self._fit.dead, "Lightning ended its training by itself"
@@ -91,9 +90,8 @@ class LightningTraining(Training):
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         """Compute the loss of a batch that is already on the device."""
         inputs, targets = batch
-        self.faults.begin_forward()
-        loss = self.case.loss(self.case.forward(model, inputs), targets)
-        self.faults.end_forward()
+        with self.faults.in_forward():
+            loss = self.case.loss(self.case.forward(model, inputs), targets)
         self._losses.append(loss.detach())
         return loss
 
@@ -128,7 +126,6 @@ class LightningStrategy(DistributedDataParallelStrategy):
     training = LightningTraining
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model on this rank's device, unwrapped."""
         return model.to(self.device)
 
 

@@ -20,14 +20,12 @@ class ModelParallelStrategy(Strategy):
     """Spreads layers over all devices, which compute in turn; the last device computes the loss."""
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """Return the model in stages, one on each device; a single device gets the whole model."""
         if len(self.devices) < 2:
             return model.to(self.device)
         stages = stages_of(case, model, len(self.devices))
         return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
 
     def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
-        """Compute the gradients of a batch, and return the loss, which is on the last device."""
         if len(self.devices) > 1:
             last = torch.device("cuda", self.devices[-1])
             targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
@@ -61,7 +59,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
             f"{where} gives {counted(len(groups), 'block')} with parameters, and each of {count} "
             "GPUs needs one; return all modules of the model, in order, or choose fewer GPUs"
         )
-    inputs, _ = example_batch(case, case.size)
+    inputs, _ = example_batch(case)
     starts = cut(_operations(groups, inputs), count)
     parts = [groups[start:end] for start, end in zip(starts, (*starts[1:], None), strict=True)]
     stages = [nn.Sequential(*(block for group in part for block in group)) for part in parts]

@@ -43,7 +43,6 @@ class PipelineStrategy(ProcessGroupStrategy):
         return 1
 
     def part_of(self, batch: Batch) -> Batch:
-        """Return the batch, with inputs only for the first stage and targets only for the last."""
         if self.world_size == 1:
             return batch
         inputs, targets = batch
@@ -112,7 +111,6 @@ class PipelineStrategy(ProcessGroupStrategy):
         return made
 
     def final_loss(self, loss: float) -> float:
-        """Return the loss from the last stage, the only stage that computes a loss."""
         shared = torch.tensor([loss], dtype=torch.float64)
         dist.broadcast(shared, src=self.world_size - 1)
         return float(shared.item())
@@ -186,9 +184,8 @@ class _TimedStage(PipelineStage):
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
         training = self.training
         training.clock.mark(Phase.WAIT)
-        training.faults.begin_forward()
-        output = super().forward_one_chunk(*arguments, **more)
-        training.faults.end_forward()
+        with training.faults.in_forward():
+            output = super().forward_one_chunk(*arguments, **more)
         training.clock.mark(Phase.FORWARD)
         return output
 
