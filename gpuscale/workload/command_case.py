@@ -42,7 +42,6 @@ NO_BATCH = (
     "the command does not print how many samples a step has; give --batch N (on each GPU) or "
     "--samples-per-step N (over all)"
 )
-"""Message of a run whose steps were read, but not their batch."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 

@@ -12,7 +12,6 @@ from gpuscale.base.text import counted, visible
 
 NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
 STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
-STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"
 LONGEST = 4000
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
 _STEP_WORD = r"(?<![a-z])(?:steps?|iter[a-z]*|it|batch)(?![a-z])"
@@ -45,7 +44,6 @@ class Mark:
     samples_per_step: int | None = None
     """Samples per step over all ranks."""
     samples_per_s: float | None = None
-    """Throughput that the script reports."""
     loss: float | None = None
     validated: bool = False
     """True if the line shows that a validation took place: before this line if it reports a step,
@@ -139,7 +137,7 @@ def by_regex(pattern: str) -> LogFormat:
     groups = set(compiled.groupindex)
     is_bare = not groups and compiled.groups == 1
     if "step" not in groups and not is_bare:
-        raise refused(f"has no group named step; for example --step-regex '{STEP_REGEX_EXAMPLE}'")
+        raise refused(r"has no group named step; for example --step-regex 'step (?P<step>\d+)'")
     if unknown := groups.difference(STEP_REGEX_GROUPS):
         known = ", ".join(STEP_REGEX_GROUPS)
         raise refused(f"there is no group {min(unknown)}; choose from {known}")
@@ -164,7 +162,6 @@ class _Kind:
     """Lines with the same words, which differ only in numbers and punctuation."""
 
     first_s: float
-    """Arrival time of the first line."""
     is_training: bool
     """True if the lines have a word that only training prints."""
     count: int = 0

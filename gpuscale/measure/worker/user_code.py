@@ -16,13 +16,12 @@ from gpuscale.base.errors import CaseError, as_place
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
-_PATHS = sysconfig.get_paths()
 _GPUSCALE = Path(__file__).parents[2]
 _FOREIGN_FOLDERS = (
     _GPUSCALE,
     Path(torch.__file__).parent,
-    Path(_PATHS["stdlib"]),
-    Path(_PATHS["platstdlib"]),
+    Path(sysconfig.get_path("stdlib")),
+    Path(sysconfig.get_path("platstdlib")),
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 
