@@ -74,7 +74,8 @@ class Faults:
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._synchronize = synchronize
-        self._data_pause = Pause()
+        self._owed_s = 0.0
+        """Seconds of delay that are still due; negative if sleeps have overrun."""
         self._forward_times_s: list[float] = []
         self._steps_per_forward: float | None = None
         self._steps = 0
@@ -99,8 +100,12 @@ class Faults:
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def in_data(self) -> None:
-        """Delay the loading of a batch by the injected seconds."""
-        self._data_pause.lengthen(self._data_s)
+        """Delay a batch by the injected seconds, minus the time by which earlier sleeps overran."""
+        self._owed_s += self._data_s
+        if self._owed_s > 0:
+            began_s = time.perf_counter()
+            time.sleep(self._owed_s)
+            self._owed_s -= time.perf_counter() - began_s
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
@@ -115,32 +120,13 @@ class Faults:
         if self._steps_per_forward is None:
             self._forward_times_s[-1] += forward_s
         else:
-            _keep_busy(self._slower_by * self._steps_per_forward * forward_s)
+            # Stay busy: a core that has slept computes more slowly at first, which would add to the
+            # injected factor.
+            until_s = time.perf_counter() + self._slower_by * self._steps_per_forward * forward_s
+            while time.perf_counter() < until_s:
+                pass
 
     def _now_s(self) -> float:
         """Return the time once the devices are idle, so that queued work never hides a delay."""
         self._synchronize()
         return time.perf_counter()
-
-
-def _keep_busy(seconds: float) -> None:
-    """Occupy the processor for the given seconds, as slower computation would."""
-    # A core that has slept computes more slowly at first, which would add to the injected factor.
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
-
-
-class Pause:
-    """A series of sleeps whose total length is correct, even if individual sleeps overrun."""
-
-    def __init__(self) -> None:
-        self._owed_s = 0.0
-
-    def lengthen(self, seconds: float) -> None:
-        """Sleep for the given seconds, minus the time by which earlier sleeps overran."""
-        self._owed_s += seconds
-        if self._owed_s > 0:
-            began = time.perf_counter()
-            time.sleep(self._owed_s)
-            self._owed_s -= time.perf_counter() - began
