@@ -33,9 +33,10 @@ def seen_by_torch(device: str) -> dict[str, Any]:
     on, names = "rocm", ("rocm_version", "miopen_version", "rccl_version")
     if torch.version.hip is None:
         on, names = "cuda", ("cuda_version", "cudnn_version", "nccl_version")
-    versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
-    fields = {"torch_version": str(torch.__version__), **dict(zip(names, versions, strict=True))}
-    return {**fields, "device": on if on_gpu else "cpu", "gpus": gpus}
+    found = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
+    versions = {"torch_version": str(torch.__version__), "cuda_version": None, "rocm_version": None}
+    versions |= zip(names, found, strict=True)
+    return {**versions, "device": on if on_gpu else "cpu", "gpus": gpus}
 
 
 def _gpus() -> tuple[GpuDevice, ...]:
