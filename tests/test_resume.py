@@ -21,7 +21,7 @@ from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment
 from gpuscale.records import Environment, GpuDevice, RunRequest
-from gpuscale.store.results import ResultsWriter, ResumedResults, read_results
+from gpuscale.store.results import ResultsFile, create_results, read_results
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)
@@ -29,8 +29,8 @@ RESULTS = measured({1: [1.0], 2: [1.0]})
 A100 = GpuDevice(index=0, name="A100")
 
 
-def writer(path: Path) -> ResultsWriter:
-    return ResultsWriter(path, replace(RESULTS, created_at=NOW.isoformat()))
+def writer(path: Path) -> ResultsFile:
+    return create_results(path, replace(RESULTS, created_at=NOW.isoformat()))
 
 
 def file_of(path: Path, count: int) -> bytes:
@@ -43,7 +43,7 @@ def file_of(path: Path, count: int) -> bytes:
 def test_resuming_appends_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     before = file_of(path, 1)
-    with ResumedResults(path) as resumed:
+    with ResultsFile(path) as resumed:
         assert resumed.results == read_results(path)
         assert not resumed.is_cut_short
         assert path.read_bytes() == before
@@ -58,7 +58,7 @@ def test_a_line_cut_short_gives_way_to_the_next_run(tmp_path: Path, partial: byt
     path = tmp_path / "night.jsonl"
     whole = file_of(path, 1)
     path.write_bytes(whole + partial)
-    with ResumedResults(path) as resumed:
+    with ResultsFile(path) as resumed:
         assert resumed.results.runs == RESULTS.runs[:1]
         assert resumed.is_cut_short
         assert path.read_bytes() == whole + partial
@@ -70,16 +70,16 @@ def test_a_line_cut_short_gives_way_to_the_next_run(tmp_path: Path, partial: byt
 def test_two_sessions_never_write_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     with writer(path):
-        assert "another session is writing to it" in refusal(ResumedResults, path)
-    with ResumedResults(path):
-        assert "another session is writing to it" in refusal(ResumedResults, path)
-    ResumedResults(path).close()
+        assert "another session is writing to it" in refusal(ResultsFile, path)
+    with ResultsFile(path):
+        assert "another session is writing to it" in refusal(ResultsFile, path)
+    ResultsFile(path).close()
 
 
 def test_a_file_that_changed_meanwhile_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     whole = file_of(path, 1)
-    with ResumedResults(path) as resumed:
+    with ResultsFile(path) as resumed:
         path.write_bytes(whole + b" ")
         assert "has changed since it was read" in refusal(resumed.append, RESULTS.runs[1])
     assert path.read_bytes() == whole + b" "

@@ -15,7 +15,7 @@ from statements import known
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import Results
 from gpuscale.store.files import write_baseline
-from gpuscale.store.results import ResultsWriter, read_results
+from gpuscale.store.results import create_results, read_results
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.1")
 STEADY = (1.0, 1.001, 0.999)
@@ -87,7 +87,7 @@ def real(killed: Path, resumed: Session) -> Results:
 def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[float]]) -> Results:
     """A results file of some cases: a real run on 1 GPU, with these step times."""
     run = next(run for run in real.runs if run.gpus == 1)
-    with ResultsWriter(path, replace(real, created_at=datetime.now(UTC).isoformat())) as file:
+    with create_results(path, replace(real, created_at=datetime.now(UTC).isoformat())) as file:
         for case, times_s in steps_s.items():
             configuration = replace(run.configuration, case=case)
             for index, step_s in enumerate(times_s, start=1):

@@ -19,7 +19,7 @@ from gpuscale.plugin.run_maker import broken_by, stopping_rule
 from gpuscale.plugin.terminal import status_of_verdict, status_without_verdict
 from gpuscale.records import Failure, HostLoad, Run, Verdict
 from gpuscale.store.files import write_baseline
-from gpuscale.store.results import ResultsWriter
+from gpuscale.store.results import create_results
 
 QUIET = (1.0, 1.001, 0.999)
 
@@ -58,7 +58,7 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
 
 def test_earlier_results_in_place_of_a_baseline_are_judged_as_results(tmp_path: Path) -> None:
     path = tmp_path / "then.jsonl"
-    with ResultsWriter(path, results()) as writer:
+    with create_results(path, results()) as writer:
         for earlier in runs(1, *QUIET):
             writer.append(earlier)
     rule = stopping_rule(parse_options({"gpus": "1", "baseline": str(path)}))

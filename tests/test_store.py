@@ -20,7 +20,12 @@ from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.store import results as results_files
 from gpuscale.store.file_formats import decode_baseline, decode_results
 from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline, write_report
-from gpuscale.store.results import ResultsWriter, default_results_path, read_results
+from gpuscale.store.results import (
+    ResultsFile,
+    create_results,
+    default_results_path,
+    read_results,
+)
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
@@ -34,8 +39,8 @@ def baseline() -> Baseline:
     return decode_baseline(example("baseline"))
 
 
-def writer(path: Path) -> ResultsWriter:
-    return ResultsWriter(path, replace(results(), created_at=NOW.isoformat()))
+def writer(path: Path) -> ResultsFile:
+    return create_results(path, replace(results(), created_at=NOW.isoformat()))
 
 
 def refusal(action: Callable[..., object], *arguments: object) -> str:
@@ -86,9 +91,9 @@ FILLS_UP = """
 import resource, sys
 from pathlib import Path
 from gpuscale.base.errors import FileError
-from gpuscale.store.results import ResultsWriter, read_results
+from gpuscale.store.results import create_results, read_results
 example, path = read_results(Path(sys.argv[1])), Path(sys.argv[2])
-file = ResultsWriter(path, example)
+file = create_results(path, example)
 file.append(example.runs[0])
 size = path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))

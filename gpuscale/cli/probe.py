@@ -27,7 +27,7 @@ from gpuscale.reports.doctor_text import probes_text
 from gpuscale.store.results import (
     PROBES_ENDING,
     RESULTS_FOLDER,
-    ResultsWriter,
+    create_results,
     default_results_path,
     read_results,
 )
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             environment=launcher.environment,
             probes=tuple(probe for node in nodes for probe in node.probes),
         )
-    ResultsWriter(path, head).close()
+    create_results(path, head).close()
     findings = find_slow(nodes, leaf_switches())
     say(f"{probes_text(nodes, findings)}\nkept in {path}")
     return ExitCode.REGRESSED if findings else ExitCode.OK

@@ -25,7 +25,7 @@ from gpuscale.records import (
     environment_diff,
 )
 from gpuscale.records.configuration import differences
-from gpuscale.store.results import ResultsWriter, ResumedResults, default_results_path
+from gpuscale.store.results import ResultsFile, create_results, default_results_path
 from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
@@ -46,7 +46,7 @@ class Recorder:
         options: MeasureOptions,
         *,
         folder: Path,
-        resumed: ResumedResults | None = None,
+        resumed: ResultsFile | None = None,
     ) -> None:
         now = datetime.now(UTC)
         self.environment = environment
@@ -63,7 +63,7 @@ class Recorder:
         )
         if resumed is not None:
             self._before = resumed.results
-        self._writer: ResultsWriter | ResumedResults | None = resumed
+        self._writer: ResultsFile | None = resumed
 
     @property
     def measured(self) -> Results:
@@ -115,7 +115,7 @@ class Recorder:
             if self.is_of_commands and software is not None:
                 environment = environment.with_software_of(software)
             self._before = replace(self._before, environment=environment)
-            self._writer = ResultsWriter(self.path, self._before)
+            self._writer = create_results(self.path, self._before)
         self._writer.append(run)
         self.new_runs.append(run)
         return run

@@ -29,7 +29,7 @@ from gpuscale.plugin.terminal import own_stream, progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest
 from gpuscale.records.request import FigureOutcome
 from gpuscale.store.files import read_any
-from gpuscale.store.results import RESULTS_FOLDER, ResumedResults, validate_writable
+from gpuscale.store.results import RESULTS_FOLDER, ResultsFile, validate_writable
 from gpuscale.workload.command_case import CommandCase, validate_scaling
 
 _IMPORTED_BY_CASES = ("torch", "torchvision")
@@ -82,7 +82,7 @@ def maker_for(
     if command is not None:
         # If validated later, the session's header would precede the error.
         validate_scaling(command, {*options.gpus}, environment)
-    resumed = None if options.resume is None else ResumedResults(options.resume)
+    resumed = None if options.resume is None else ResultsFile(options.resume)
     if resumed is not None:
         validate_environment(resumed.path, resumed.results, environment, options.injections)
     return RunMaker(

@@ -35,7 +35,7 @@ from gpuscale.reports.screen import (
     wrapped,
 )
 from gpuscale.reports.show import failures, scaling_lines
-from gpuscale.store.results import ResumedResults
+from gpuscale.store.results import ResultsFile
 
 SILENCE_S = 30.0
 """Seconds after which a session mentions that a command has not printed anything."""
@@ -86,7 +86,7 @@ def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> It
 def header_lines(
     environment: Environment,
     options: MeasureOptions,
-    resumed: ResumedResults | None,
+    resumed: ResultsFile | None,
     load: HostLoad,
     *,
     is_command: bool = False,

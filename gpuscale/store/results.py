@@ -6,7 +6,7 @@ import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -81,26 +81,71 @@ def validate_writable(folder: Path) -> None:
 
 def leave_out(path: Path, reason: str | None) -> Results:
     """Store in a results file why it is excluded (None: it is not); return its results."""
-    with ResumedResults(path) as locked, files.file_errors(path):
+    with ResultsFile(path) as locked, files.file_errors(path):
         marked = replace(locked.results, left_out=reason)
         _, _, runs = path.read_bytes().partition(b"\n")
         files.replace_file(path, encode_header(marked).encode() + b"\n" + runs)
     return marked
 
 
-class _RunAppender:
-    """An open results file; a run is on disk when `append` returns."""
+def create_results(path: Path, head: Results) -> "ResultsFile":
+    """Create and open a results file, with the header of the given results but not their runs."""
+    try:
+        header = encode_header(head)
+    except DecodeError as error:
+        raise FileError(path, f"cannot record this environment: {error}") from None
+    with files.file_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with files.file_errors(path), path.open("xb") as file:
+        try:
+            file.write(header.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()
+            raise
+    files.sync_folder(path.parent)
+    return ResultsFile(path)
 
-    def __init__(self, path: Path, mode: Literal["xb", "ab"]) -> None:
+
+class ResultsFile:
+    """An open and locked results file; a run is on disk when `append` returns.
+
+    Opening the file does not change it. If a killed session left the last line incomplete
+    (`is_cut_short`), that line is not in `results`, and the first `append` removes it.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         with files.file_errors(path):
-            self._file = path.open(mode, buffering=0)
+            files.validate_readable(path)
+            self._file = path.open("ab", buffering=0)
+        try:
+            problem = "another session is writing to it; wait until that has ended"
+            files.lock_file(path, self._file.fileno(), problem)
+            with files.file_errors(path):
+                content = path.read_bytes()
+            before, line_break, last = content.rpartition(b"\n")
+            # The header is always kept, since nothing can be resumed without it.
+            kept = content if not line_break or is_json(last) else before + line_break
+            self.results = files.decode_content(path, kept, decode_results)
+        except BaseException:
+            self.close()
+            raise
+        self._size, self._kept = len(content), len(kept)
+        self._needs_break = not kept.endswith(b"\n")
+        self.is_cut_short = self._kept < self._size
+        self._is_ready = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
 
     def append(self, run: Run) -> None:
         """Write one run and flush it to disk; after a `FileError`, the file is unchanged."""
@@ -109,94 +154,26 @@ class _RunAppender:
         except DecodeError as error:
             label = f"{run.label}, run {run.index}"
             raise FileError(self.path, f"cannot record {label}: {error}") from None
-        self._write_line(line)
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._file.close()
+        with files.file_errors(self.path):
+            if not self._is_ready:
+                if os.fstat(self._file.fileno()).st_size != self._size:
+                    problem = "has changed since it was read, by another session; resume it again"
+                    raise FileError(self.path, problem)
+                self._file.truncate(self._kept)
+                if self._needs_break:
+                    self._write_line("")
+                self._is_ready = True
+            self._write_line(line)
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
-        with files.file_errors(self.path):
-            end = os.fstat(self._file.fileno()).st_size
-            try:
-                # One write takes the complete line unless the disk is full.
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    self._file.truncate(end)
-                raise
-
-    def _lock(self) -> None:
-        problem = "another session is writing to it; wait until that has ended"
-        files.lock_file(self.path, self._file.fileno(), problem)
-
-
-class ResultsWriter(_RunAppender):
-    """A new results file, which gets the header of the given results but not their runs."""
-
-    def __init__(self, path: Path, head: Results) -> None:
+        end = os.fstat(self._file.fileno()).st_size
         try:
-            line = encode_header(head)
-        except DecodeError as error:
-            raise FileError(path, f"cannot record this environment: {error}") from None
-        with files.file_errors(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__(path, "xb")
-        files.sync_folder(path.parent)
-        try:
-            self._lock()
-            self._write_line(line)
-        except FileError:
-            self.close()
+            # One write takes the complete line unless the disk is full.
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
             with suppress(OSError):
-                path.unlink()
+                self._file.truncate(end)
             raise
-
-
-class ResumedResults(_RunAppender):
-    """An existing results file to which runs are appended.
-
-    Opening the file does not change it. If a killed session left the last line incomplete
-    (`is_cut_short`), that line is not in `results`, and the first `append` removes it.
-    """
-
-    results: Results
-    is_cut_short: bool
-
-    def __init__(self, path: Path) -> None:
-        with files.file_errors(path):
-            files.validate_readable(path)
-        super().__init__(path, "ab")
-        try:
-            self._lock()
-            with files.file_errors(path):
-                content = path.read_bytes()
-            before, line_break, last = content.rpartition(b"\n")
-            # The header is always kept, since nothing can be resumed without it.
-            kept = content if not line_break or is_json(last) else before + line_break
-            self.results = files.decode_content(path, kept, decode_results)
-            self._size, self._kept = len(content), len(kept)
-            self._needs_break = not kept.endswith(b"\n")
-            self.is_cut_short = self._kept < self._size
-        except BaseException:
-            self.close()
-            raise
-        self._is_ready = False
-
-    def append(self, run: Run) -> None:
-        """Write one run and flush it to disk; the first call removes an incomplete last line."""
-        if self._is_ready:
-            super().append(run)
-            return
-        with files.file_errors(self.path):
-            if os.fstat(self._file.fileno()).st_size != self._size:
-                problem = "has changed since it was read, by another session; resume it again"
-                raise FileError(self.path, problem)
-            self._file.truncate(self._kept)
-            if self._needs_break:
-                self._write_line("")
-        self._is_ready = True
-        super().append(run)

@@ -30,7 +30,7 @@ from gpuscale.records import (
     Run,
     Window,
 )
-from gpuscale.store.results import ResultsWriter
+from gpuscale.store.results import create_results
 
 EPOCH = datetime(2096, 3, 1, 2, 0, tzinfo=UTC)
 """In the future, so that no output says how long ago it was."""
@@ -129,7 +129,7 @@ def results_of_night(night: Night) -> Results:
 
 def write_night(path: Path, night: Night) -> None:
     results = results_of_night(night)
-    with ResultsWriter(path, replace(results, gpuscale_version=__version__)) as writer:
+    with create_results(path, replace(results, gpuscale_version=__version__)) as writer:
         for run in results.runs:
             writer.append(run)
 
