@@ -80,7 +80,7 @@ class TableRow(NamedTuple):
 
     line: int
     texts: Mapping[str, str]
-    """Cell texts, keyed by column meaning; `name` joins all columns with that meaning."""
+    """Cell texts, keyed by column meaning; several columns named `name` are joined."""
 
     @property
     def machine(self) -> str | None:
@@ -132,8 +132,7 @@ def rows_in(
     """
     lines = text.removeprefix("\ufeff").splitlines()
     for number, line in enumerate(lines, start=1):
-        problem = text_problem(line.replace("\t", " "))
-        if problem is not None:
+        if problem := text_problem(line.replace("\t", " ")):
             problems.add(number, problem)
             lines[number - 1] = ""
     table, *others = [*_markdown(lines)] or [_csv(lines, problems)]
@@ -145,14 +144,13 @@ def rows_in(
     found = []
     for number, cells in rows:
         if len(cells) == len(head):
-            known = [(column, cell) for column, cell in zip(columns, cells, strict=True) if column]
-            texts = {column.meaning: cell for column, cell in known}
-            names = [cell for column, cell in known if column.meaning == "name" and cell]
-            found.append(TableRow(number, {**texts, "name": ", ".join(names)} if names else texts))
+            by_meaning = by_key((column.meaning, cells[at]) for at, column in columns.items())
+            texts = {meaning: ", ".join(filter(None, of)) for meaning, of in by_meaning.items()}
+            found.append(TableRow(number, texts))
         else:
             count = f"{counted(len(cells), 'cell')} under {len(head)} headers"
             problems.add(number, f"{count} (line {problems.head}); give each header its cell")
-    return [column for column in columns if column], found
+    return [*columns.values()], found
 
 
 _Line = tuple[int, tuple[str, ...]]
@@ -204,21 +202,19 @@ def parse_header(header: str) -> TableColumn | None:
 
 def _columns_of(
     headers: Sequence[str], asked: Mapping[str, str], problems: Problems
-) -> list[TableColumn | None]:
-    """Return a column for each header; None if it is invalid, which also adds a problem."""
-    columns: list[TableColumn | None] = []
+) -> dict[int, TableColumn]:
+    """Return the column of each valid header, by position; add a problem for every other header."""
+    columns: dict[int, TableColumn] = {}
     first: dict[str, str] = {}
     wanted = {header.casefold(): meaning for header, meaning in asked.items()}
-    for header in headers:
-        column = None
+    for position, header in enumerate(headers):
         with problems.on(problems.head, place=f"column '{header}'"):
             column = _column_asked_for(header, wanted.pop(header.casefold(), None))
             other = first.setdefault(column.meaning, header)
             if other is not header and column.meaning not in ("name", "skip"):
-                column = None
                 problem = f"means the same as '{other}'; leave one out: {_skip(header)}"
                 raise DecodeError("", problem)
-        columns.append(column)
+            columns[position] = column
     for header in (name for name in asked if name.casefold() in wanted):
         there = ", ".join(f"'{cell}'" for cell in headers)
         problems.add(problems.head, f"--column: no column is '{header}'; there are {there}")
