@@ -127,4 +127,3 @@ CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.
 MICRO_BATCHES = 4
 """Default number of micro-batches per GPU. With four per stage, a pipeline spends less than a fifth
 of its time filling and draining, whatever the number of stages."""
-ONE_PROCESS_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)

@@ -26,9 +26,10 @@ from gpuscale.records import (
     ScalingPoint,
     Statement,
 )
-from gpuscale.records.environment import UNKNOWN_HOST
 from gpuscale.records.run import deduplicated, nodes_of
 
+_UNKNOWN_HOST = "unknown host"
+"""Cluster name in a baseline whose host is unknown; reports omit this name."""
 _SPELLINGS = (
     (r"^\s*\d+\s*[X×]\s+", ""),
     # Power limit, clock and PCIe generation (`300W`, `1410 MHz`, `Gen4`) do not identify a model.
@@ -184,7 +185,7 @@ def as_baseline(content: Results | Baseline, name: str) -> Baseline:
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
     """Make a temporary baseline for comparisons from results, however few their runs."""
-    cluster = results[0].environment.host or UNKNOWN_HOST
+    cluster = results[0].environment.host or _UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
@@ -283,5 +284,5 @@ def machine_label(baseline: Baseline) -> str:
         machine = hardware.gpu_name
     else:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
-    known = "" if cluster == UNKNOWN_HOST else cluster
+    known = "" if cluster == _UNKNOWN_HOST else cluster
     return ", ".join(filter(None, (known, machine)))

@@ -10,13 +10,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.host import SITE, is_gpu, is_map
-from gpuscale.base.strategies import (
-    COMMAND,
-    MICRO_BATCHES,
-    ONE_PROCESS_STRATEGIES,
-    STRATEGIES,
-    is_older,
-)
+from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, STRATEGIES, is_older
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import OPTIONS, MeasureOptions
 from gpuscale.records import Configuration, Environment, RunRequest
@@ -63,9 +57,10 @@ def validate_plans(
     for text in options.injections:
         rank = parse_injection(text).rank
         if plans and rank is not None and rank >= most:
+            single = (name for name, demands in STRATEGIES.items() if demands.one_process)
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; {' and '.join(ONE_PROCESS_STRATEGIES)} have rank 0 only"
+                f"{rank}; {' and '.join(single)} have rank 0 only"
             )
 
 

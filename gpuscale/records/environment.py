@@ -11,8 +11,6 @@ from gpuscale.base.host import UNRECORDED, is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
-UNKNOWN_HOST = "unknown host"
-"""Cluster name in a baseline whose host is unknown; reports omit this name."""
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
