@@ -172,6 +172,13 @@ def test_a_run_too_large_for_a_job_is_skipped(strategy: str, gpus: int, reason: 
     assert skip_reason(plan, job, parse_options(GIVEN)) == reason
 
 
+def test_a_torch_that_is_too_old_is_skipped_with_a_reason() -> None:
+    old = replace(node("n1"), device="cuda", torch_version="2.5.1")
+    plan = ItemPlan(case=TrainingCase, strategy="ddp", gpus=1, run=1)
+    reason = "ddp needs torch 2.6 or newer, found 2.5.1: gpuscale supports no older one"
+    assert skip_reason(plan, old, parse_options(GIVEN)) == reason
+
+
 def test_ranks_share_gpus_only_where_that_was_asked_for_and_say_so() -> None:
     class Case(TrainingCase):
         sample_shape, batch = (16,), 8

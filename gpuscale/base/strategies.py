@@ -29,8 +29,8 @@ class Demands:
     """Options that do not work with the strategy, each with the reason: --compile, --accumulate,
     or --precision fp16."""
     oldest_torch: tuple[int, int] = (2, 6)
-    not_older: str | None = None
-    """Reason why versions before `oldest_torch` fail; None if all of gpuscale needs it."""
+    not_older: str = "gpuscale supports no older one"
+    """Reason why versions before `oldest_torch` fail."""
     options: tuple[str, ...] = ()
     """Keys allowed in the `strategy_options` of a case."""
     micro_batches: bool = False
