@@ -15,6 +15,7 @@ from gpuscale.analysis import estimates, probabilities
 from gpuscale.analysis.estimates import Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import Moderated, moderated_term, not_above, not_below, priors_of
 from gpuscale.analysis.probabilities import benjamini_hochberg, t_probability, t_quantile
+from gpuscale.judge.compare.verdict import FURTHER_RUNS
 from gpuscale.records import Estimate
 
 
@@ -78,11 +79,11 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
 
 
 def test_few_further_runs_are_advised_exactly_and_many_in_round_numbers() -> None:
-    assert estimates.FURTHER_RUNS[:6] == (1, 2, 3, 4, 5, 6)
-    assert estimates.FURTHER_RUNS[6:9] == (8, 10, 12)
-    assert all(runs % 5 == 0 for runs in estimates.FURTHER_RUNS[9:])
+    assert FURTHER_RUNS[:6] == (1, 2, 3, 4, 5, 6)
+    assert FURTHER_RUNS[6:9] == (8, 10, 12)
+    assert all(runs % 5 == 0 for runs in FURTHER_RUNS[9:])
     # No more than a third more than are needed.
-    pairs = itertools.pairwise(estimates.FURTHER_RUNS)
+    pairs = itertools.pairwise(FURTHER_RUNS)
     assert all(more <= (fewer + 1) * 4 / 3 for fewer, more in pairs)
 
 

@@ -18,8 +18,6 @@ SIGNIFICANCE = 0.01
 _POWER = 0.95
 RELEVANT = 0.1
 """One-sided p-values above this value are approximate, since no decision depends on them."""
-FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
-"""Candidates for the number of further runs that would settle an inconclusive row."""
 
 _ENOUGH_TO_EXCLUDE = 6
 """Minimum number of values required to look for outliers among them."""

@@ -12,7 +12,7 @@ from gpuscale.analysis.estimates import (
     Term,
     grouped_log_sample,
     log_sample,
-    outlying_allocations,
+    usual_values,
     welch_term,
 )
 from gpuscale.analysis.probabilities import chi_squared_median, normal_quantile
@@ -177,13 +177,12 @@ def _residual_samples(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list[S
 
     residual_samples = []
     for values, sample, weight in zip(rows, samples, weights, strict=True):
-        residuals = {
-            name: residual(run - sample.mean, weight, name)
+        residuals = [
+            residual(run - sample.mean, weight, name)
             for name, (run,) in values.items()
             if len(apart[name]) > 1
-        }
-        far = outlying_allocations(residuals)
-        usual = log_sample([value for name, value in residuals.items() if name not in far] or [0.0])
+        ]
+        usual = log_sample(usual_values(residuals) or [0.0])
         residual_samples.append(replace(sample, variance=usual.variance, df=usual.df))
     return residual_samples
 

@@ -13,12 +13,7 @@ from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare_sides, with_levels
-from gpuscale.judge.compare.earlier import (
-    EarlierNights,
-    baseline_of_nights,
-    earlier_nights,
-    last_night,
-)
+from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
@@ -132,7 +127,7 @@ def reference_of_nights(
     if nights.later:
         later = counted(nights.later, "night")
         inputs.remark(f"--history: left out: {later} that began after these results")
-    baseline = baseline_of_nights(nights, str(folder or "earlier nights"))
+    baseline = nights.as_baseline(str(folder or "earlier nights"))
     runs = [run for night in nights.last for run in night.runs]
     return Reference(folder, baseline, "nights", runs, nights)
 

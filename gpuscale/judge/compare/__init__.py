@@ -14,12 +14,7 @@ from gpuscale.analysis.history import History
 from gpuscale.analysis.level_changes import REMEMBERED
 from gpuscale.analysis.nights import environment_at, nights_of
 from gpuscale.base.errors import UsageError
-from gpuscale.judge.compare.earlier import (
-    EarlierNights,
-    baseline_of_nights,
-    earlier_nights,
-    of_night,
-)
+from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, of_night
 from gpuscale.judge.compare.matching import MatchedRow, match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
@@ -219,5 +214,5 @@ def judged_nights(
         # There may be no night before, or no chosen row.
         with suppress(UsageError):
             earlier = earlier_nights(read, results)
-            sides = sides_of(baseline_of_nights(earlier, "earlier nights"), results)
+            sides = sides_of(earlier.as_baseline("earlier nights"), results)
             yield results, with_levels(compare_sides(sides, choice), earlier)

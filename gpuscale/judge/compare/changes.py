@@ -11,14 +11,7 @@ from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, usual_logs
 from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
-from gpuscale.judge.compare.verdict import (
-    OTHER_WEIGHT,
-    TIME_WEIGHT,
-    ErrorRates,
-    Quantities,
-    Quantity,
-    relative_rise,
-)
+from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, relative_rise
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     METRICS_BY_NAME,
@@ -99,8 +92,7 @@ def _change(
 ) -> Quantity:
     deviation = limits.allocation_deviation
     gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
-    weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
-    return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
+    return Quantity(name=name, gain=gain, limits=limits, rates=rates)
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:

@@ -42,6 +42,11 @@ class EarlierNights(NamedTuple):
     """The default ones; for rows with few nights to compare with, and if larger than the declared
     one, the deviation between the nights on their earlier levels."""
 
+    def as_baseline(self, name: str) -> Baseline:
+        """Make a temporary baseline of these nights."""
+        baseline = baseline_of_results(self.last, name=name)
+        return msgspec.structs.replace(baseline, tolerances=self.tolerances)
+
 
 def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
     """Return the nightly runs in `read` that began before `tonight`, the current one.
@@ -76,12 +81,6 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
         compared=compared,
         tolerances=_tolerances(before, compared),
     )
-
-
-def baseline_of_nights(nights: EarlierNights, name: str) -> Baseline:
-    """Make a temporary baseline of earlier nights."""
-    baseline = baseline_of_results(nights.last, name=name)
-    return msgspec.structs.replace(baseline, tolerances=nights.tolerances)
 
 
 def last_night(read: Sequence[Results]) -> list[Results]:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.estimates import FURTHER_RUNS, Difference
+from gpuscale.analysis.estimates import Difference
 from gpuscale.analysis.probabilities import benjamini_hochberg
 from gpuscale.judge.compare.changes import MetricChange, Pairing, metric_changes, pairings_of
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import largest_spread
 from gpuscale.judge.compare.verdict import (
+    FURTHER_RUNS,
     NAMING_SIGNIFICANCE,
     OTHER_WEIGHT,
     TIME_WEIGHT,

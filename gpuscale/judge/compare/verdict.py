@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpuscale.analysis.estimates import (
-    CONFIDENCE,
-    FURTHER_RUNS,
-    SIGNIFICANCE,
-    Difference,
-    exponential,
-)
+from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.matching import MatchedRow
@@ -55,12 +49,17 @@ class Quantity:
     gain: Difference
     limits: Limits
     rates: ErrorRates
-    weight: float = OTHER_WEIGHT
     loss_of: Callable[[float], float] = relative_fall
     """Function that converts a gain to a loss, which is then compared with the margin."""
     p_worse: float | None = None
     """One-sided p-value of a loss, adjusted for multiple testing; None if the spread is unknown."""
     p_better: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """Weight of the quantity's test in the p-value adjustment."""
+        is_time = self.name in (QuantityName.THROUGHPUT, QuantityName.THROUGHPUT_ON_1)
+        return TIME_WEIGHT if is_time else OTHER_WEIGHT
 
     @property
     def loss(self) -> float:
@@ -239,6 +238,8 @@ class Judgement:
     """True if a test without multiple-testing adjustment finds a loss beyond the margin."""
 
 
+FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
+"""Candidates for the number of further runs that would settle an inconclusive row."""
 CREDIBLE = 3
 """A predicted number of further runs is trusted up to this multiple of the runs so far."""
 

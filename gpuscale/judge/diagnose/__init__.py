@@ -13,9 +13,7 @@ from gpuscale.records.environment import gpu_places
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     """Add the causes of losses, and of stragglers in inconclusive rows, to a comparison."""
     configurations = {entry.configuration for entry in comparison.entries if _is_diagnosed(entry)}
-    if not configurations:
-        return comparison
-    all_places = gpu_places((*sides.before.environments, *sides.after.environments))
+    places = gpu_places((*sides.before.environments, *sides.after.environments))
     points = points_of(sides, configurations)
 
     def causes_of(entry: EntryVerdict) -> tuple[Cause, ...]:
@@ -42,8 +40,8 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     named = {uuid for cause in found for uuid in cause.device_uuids}
     named.update(each.uuid for each in symptoms if isinstance(each, DeviceSymptom))
     notes = comparison.notes
-    if places := {uuid: at for uuid, at in all_places.items() if uuid in named}:
-        notes += (Statement.of("gpu_places", places=places),)
+    if shown := {uuid: at for uuid, at in places.items() if uuid in named}:
+        notes += (Statement.of("gpu_places", places=shown),)
     return replace(comparison, entries=entries, notes=notes)
 
 

@@ -130,11 +130,8 @@ def _summaries(runs: Sequence[Run]) -> dict[str, list[GpuSummary]]:
     return by_key((summary.uuid, summary) for summary in summaries if summary.samples)
 
 
-_Symptom = partial[DeviceSymptom]
-
-
 def _low(
-    watched: Sequence[_Low], symptom: _Symptom, state: _State, usual: _State | None
+    watched: Sequence[_Low], symptom: partial[DeviceSymptom], state: _State, usual: _State | None
 ) -> Iterator[DeviceSymptom]:
     for counter, kind, drop, most in watched:
         now = state.values.get(counter)
@@ -150,7 +147,7 @@ def _low(
 
 
 def _clock_events(
-    symptom: _Symptom, state: _State, usual: _State | None
+    symptom: partial[DeviceSymptom], state: _State, usual: _State | None
 ) -> Iterator[DeviceSymptom]:
     if usual is None:
         return
@@ -176,8 +173,6 @@ _FACTS = {
     "pcie_width": "is on PCIe x{}, others like it on x{}",
 }
 """Fields of a port, each with the message for a value lower than that of comparable ports."""
-_Ports = dict[tuple[str, str], list[Port]]
-"""States of each port, one for each run, keyed by host and port name."""
 
 
 def port_symptoms(
@@ -215,7 +210,8 @@ def find_port_faults(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
             yield NodeFinding("binding", (node.host,), 1.0, text)
 
 
-def _ports_of(nodes: Sequence[NodeEvidence]) -> _Ports:
+def _ports_of(nodes: Sequence[NodeEvidence]) -> dict[tuple[str, str], list[Port]]:
+    """Return the states of each port, one for each run, by host and port name."""
     return by_key(((node.host, port.name), port) for node in nodes for port in node.ports)
 
 
