@@ -3,7 +3,6 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 
 from gpuscale.analysis.estimates import DEVIATION_OF_MEDIAN
@@ -47,19 +46,13 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
     times_s = [visit.measured_at_s for visit in visits]
     wanted = min(max(_NEAR[0], len(usable) // _OF_VISITS), _NEAR[1])
     near: list[list[int]] = []
-    counts = Counter(visits[i].node for _, i, _ in usable)
     for visit in visits:
         # A node's own visits are excluded, since they would pull the level towards the node.
-        place, most = bisect_left(usable, (visit.measured_at_s,)), wanted + counts[visit.node]
-        before, after = (
-            [each for each in part if visits[each[1]].node != visit.node or len(counts) == 1]
-            for part in (usable[max(0, place - most) : place], usable[place : place + most])
-        )
-        by_distance = sorted(
-            before[-wanted:] + after[:wanted], key=lambda each: abs(each[0] - visit.measured_at_s)
-        )
+        others = [each for each in usable if visits[each[1]].node != visit.node] or usable
+        place = bisect_left(others, (visit.measured_at_s,))
+        around = others[max(0, place - wanted) : place + wanted]
         nearest: list[int] = []
-        for _, i, weight in by_distance:
+        for _, i, weight in sorted(around, key=lambda each: abs(each[0] - visit.measured_at_s)):
             nearest += [i] * (weight if len(nearest) < wanted else 0)
         near.append(sorted(nearest, key=times_s.__getitem__))
     own: dict[str, float] = {}
