@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import socket
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,13 @@ from builders import CNN, request, run
 from changing import replace
 from commands import is_living
 from hosts import within_limit
-from measuring import REPOSITORY, write_case
+from measuring import write_case
 from nvml.library import GPU_A
 from statements import known
 
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.schedulers.placement import Placement, rank_variables
+from gpuscale.measure.schedulers.placement import Placement, ThisNode, rank_variables
 from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.records import TimingPlan, Window
 
@@ -65,14 +65,25 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
     return directory
 
 
+class OfOpenMpi(ThisNode):
+    """Starts a keeper with the variables that Open MPI would set, by a command if any is given."""
+
+    name = "mpirun"
+
+    def __init__(self, folder: Path, command: Sequence[str], driver: Path | None) -> None:
+        variables = ("OMPI_COMM_WORLD_RANK=0", f"LD_LIBRARY_PATH={driver or ''}")
+        self.folder, self.before = str(folder), ("env", *variables, *command)
+
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        *words, _, preloads = program
+        return [*self.before, *words, self.folder, preloads]
+
+
 def keeper(
     folder: Path, *before: str, driver: Path | None = None, log: Path | None = None
 ) -> Keepers:
-    """Start a keeper with the variables that Open MPI would set, by the command `before` if any."""
-    variables = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "PYTHONPATH": str(REPOSITORY)}
-    variables["LD_LIBRARY_PATH"] = str(driver or "")
-    program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper", "mpirun"]
-    return Keepers([*before, *program, str(folder), "fresh"], HERE, variables, log or folder)
+    """Start a keeper that works in a folder, which is that of its log unless `log` is given."""
+    return Keepers(OfOpenMpi(folder, before, driver), HERE, log or folder, preloads=False)
 
 
 def perform(keepers: Keepers, directory: RunDirectory) -> Outcome:
@@ -86,7 +97,7 @@ def test_a_nodes_gpus_are_sampled_until_its_first_rank_ends(tmp_path: Path, driv
     addresses: dict[str, dict[str, str | None]] = {host: {GPU_A: None}, "another": {"n": None}}
     directory.gpus.write(addresses)
     keepers = keeper(tmp_path, driver=driver)
-    assert keepers.have_started(LIMIT_S)
+    assert keepers.is_usable
     assert perform(keepers, directory).exit_codes == {0: 0}, directory.output(0).read_text()
     (node,) = directory.nodes()
     # The library of the tests has two processes on every device.
@@ -111,7 +122,7 @@ def test_a_nodes_gpus_are_sampled_until_its_first_rank_ends(tmp_path: Path, driv
 
 
 def hanging_rank(keepers: Keepers, directory: RunDirectory) -> int:
-    assert keepers.have_started(LIMIT_S)
+    assert keepers.is_usable
     variables = rank_variables(1, "127.0.0.1")
     keepers.send(job="rank", folder=str(directory.path), assignment=FIRST, variables=variables)
     pid = directory.path.parent / "pid"
@@ -142,10 +153,11 @@ def test_a_rank_and_its_keeper_end_when_the_launchers_folder_is_gone(tmp_path: P
     rank = hanging_rank(keepers, directory)
     shutil.rmtree(folder)
     assert within_limit(lambda: not is_living(rank))
-    assert not keepers.have_started(LIMIT_S)
+    keepers.wait_until_ready()
+    assert not keepers.is_usable
 
 
 def test_a_keeper_that_does_not_see_the_launchers_folder_says_so(tmp_path: Path) -> None:
     keepers = keeper(tmp_path / "nowhere", log=tmp_path)
-    assert not keepers.have_started(LIMIT_S)
+    assert not keepers.is_usable
     assert f"there is no folder {tmp_path / 'nowhere'} here" in keepers.output

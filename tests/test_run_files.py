@@ -1,6 +1,5 @@
 """Files that ranks leave in the folder of their run or on their node, and folders for a while."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,14 +12,14 @@ from pathlib import Path
 import pytest
 from changing import replace
 from hosts import within_limit
-from measuring import REPOSITORY, run_pytest, start_pytest, write_case
+from measuring import run_pytest, start_pytest, write_case
 from statements import known
 from test_launch_keeper import HERE, LIMIT_S, run_directory
 
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
-from gpuscale.measure.schedulers.placement import rank_variables
+from gpuscale.measure.schedulers.placement import ThisNode, rank_variables
 
 TALKATIVE = """
 import os
@@ -55,10 +54,10 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def keepers(scratch: Path) -> Iterator[Keepers]:
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(scratch)}
-    command = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper", "local"]
-    keepers = Keepers([*command, str(scratch), "preload"], HERE, variables, scratch)
-    assert keepers.have_started(LIMIT_S)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("TMPDIR", str(scratch))
+        keepers = Keepers(ThisNode(), HERE, scratch, preloads=True)
+    assert keepers.is_usable
     yield keepers
     keepers.close()
 

@@ -118,10 +118,7 @@ class RunDirectory:
 
     def host_of_ranks(self) -> dict[int, str]:
         """Return the host of each rank that the launcher has started; empty if ranks are local."""
-        try:
-            return {report.rank: report.host for report in self.launched.read()}
-        except FileNotFoundError:
-            return {}
+        return {report.rank: report.host for report in self.launched.read_if_left() or ()}
 
     @property
     def variable(self) -> str:

@@ -184,10 +184,7 @@ def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
 def job_environment(
     hosts: Sequence[str], directory: RunDirectory, device: str, *, timed_out: bool
 ) -> Environment:
-    """Return the environment of a job; raise MachineError if a host left no description.
-
-    `timed_out` is True if not all hosts finished within the time limit.
-    """
+    """Return the environment of a job; raise MachineError if a host left no description."""
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
     missing = [host for host in hosts if host not in found]

@@ -157,7 +157,7 @@ class Launcher:
         """Run a job on all ranks; on success, wait until their files are visible on this node."""
         is_fresh = self._is_fresh(request)
         if is_fresh:
-            keepers = Keepers.on(self._starter, placement, directory.path, preloads=False)
+            keepers = Keepers(self._starter, placement, directory.path, preloads=False)
         else:
             keepers = self._keepers_on(placement.hosts)
         is_bound = self._starter.limits_cores and not is_fresh and not placement.oversubscribed
@@ -209,6 +209,6 @@ class Launcher:
         chosen = tuple(host for host in self._each_host.hosts if host in needed)
         everywhere = Placement(hosts=chosen, ranks=len(chosen), ranks_per_host=1)
         folder = self._session.enter_context(self._scratch_folder("keepers-"))
-        self._keepers = Keepers.on(self._starter, everywhere, folder, preloads=self._preloads)
+        self._keepers = Keepers(self._starter, everywhere, folder, preloads=self._preloads)
         self._session.callback(self._keepers.close)
         return self._keepers

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,28 +93,26 @@ class Keepers:
     """The processes that fork the ranks of a session or a run, and the command that starts them."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        placement: Placement,
-        variables: Mapping[str, str],
-        folder: Path,
-        *,
-        passes_input: bool = True,
+        self, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> None:
-        """Start a keeper for each rank of a placement, and write the log to `folder`.
+        """Start a keeper for each rank of a placement, with a log in `folder`, and wait for them.
 
-        `passes_input` is True if the command passes its standard input on to the keepers.
+        If a keeper does not start, `is_usable` is False.
         """
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
         """Socket to which keepers connect, if any, and the streams that carry their orders."""
-        if not passes_input:
+        if not starter.passes_input:
             self._socket = OrderSocket(folder, list(map(placement.host_of, range(placement.ranks))))
+        program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
+        program += [starter.name, str(folder), "preload" if preloads else "fresh"]
+        guard = [sys.executable, "-I", "-S", process_ends.__file__, str(os.getpid())]
+        given = python_environment().items()
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=subprocess.PIPE if passes_input else subprocess.DEVNULL,
+                [*guard, *starter.arguments(program, placement)],
+                env={name: value for name, value in given if starter.reaches(name)},
+                stdin=subprocess.PIPE if starter.passes_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 # Ctrl-C must reach only pytest, which ends the ranks; srun would ask to repeat it.
@@ -132,25 +130,7 @@ class Keepers:
         self._orders = 0
         self.close = finalize(self, _close, self._process, self._streams)
         """Ends the keepers; also called when this object is deleted or this process ends."""
-
-    @classmethod
-    def on(
-        cls, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
-    ) -> "Keepers":
-        """Start keepers and wait until they are ready; if one fails, `is_usable` becomes False."""
-        program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.keeper"]
-        program += [starter.name, str(folder), "preload" if preloads else "fresh"]
-        guard = [sys.executable, "-I", "-S", process_ends.__file__, str(os.getpid())]
-        given = python_environment()
-        keepers = cls(
-            [*guard, *starter.arguments(program, placement)],
-            placement,
-            {name: value for name, value in given.items() if starter.reaches(name)},
-            folder,
-            passes_input=starter.passes_input,
-        )
-        keepers.have_started(_START_S)
-        return keepers
+        self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
         """Assign the ranks of a run to the keepers that have started.
@@ -180,10 +160,10 @@ class Keepers:
         ]
         return sorted(found, key=lambda report: report.rank)
 
-    def have_started(self, within_s: float) -> bool:
-        """Wait until all keepers are ready for orders; return False if one is not ready in time."""
+    def wait_until_ready(self) -> None:
+        """Wait until all keepers are ready for orders; end them if one is not ready in time."""
         ready, refusals = set[int](), dict[int, str]()
-        for answer in self._answers(time.monotonic() + within_s):
+        for answer in self._answers(time.monotonic() + _START_S):
             if answer.refusal:
                 refusals[answer.keeper] = answer.refusal
             elif answer.kind == "started":
@@ -200,7 +180,6 @@ class Keepers:
             # Read the log now: later it also reports the end of the other keepers.
             self.output = "\n".join(refusals.values()) or text_of(self._log)
             self.close()
-        return self.is_usable
 
     def perform(
         self,
