@@ -122,13 +122,8 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
     tail = text_of(directory.output(rank))[-_OUTPUT_TAIL_CHARS:].strip()
     if OUT_OF_MEMORY.search(tail):
         kind, message = "out_of_memory", f"{message}, out of memory"
-    return Failure(
-        kind=kind,
-        message=message,
-        rank=rank if request.launch == "per-rank" else None,
-        host=host,
-        detail=tail,
-    )
+    own, _ = _named(request, [rank])
+    return Failure(kind=kind, message=message, rank=own, host=host, detail=tail)
 
 
 def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:

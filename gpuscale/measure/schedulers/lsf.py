@@ -56,13 +56,11 @@ class Lsf(Scheduler):
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         found = re.match(r"\s*([A-Z]+):(\S*)", answers[0])
-        if found is None:
-            return UNKNOWN
-        word, code = found[1], found[2]
+        word, code = found.groups() if found else ("", "")
         if word == "DONE":
             return JobState("ended", word, 0, Ending.COMPLETED)
         if word == "EXIT":
             return JobState("ended", word, int(code) if code.isdigit() else None)
-        if word in _WAITS or word in _RUNS:
-            return JobState("running" if word in _RUNS else "waiting", word)
-        return UNKNOWN
+        if word in _RUNS:
+            return JobState("running", word)
+        return JobState("waiting", word) if word in _WAITS else UNKNOWN
