@@ -10,18 +10,12 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds, visible
-from gpuscale.campaigns.cluster_profile import ClusterProfile, Measured, find_profile, with_options
+from gpuscale.campaigns.cluster_profile import ClusterProfile, find_profile, with_options
 from gpuscale.campaigns.fleet import Sweep
 from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night import run_on_verdict
 from gpuscale.cli.inputs import say
-from gpuscale.cli.submit import (
-    SESSION_OVERHEAD_S,
-    add_job_options,
-    is_confirmed,
-    job_environment,
-    run_s,
-)
+from gpuscale.cli.submit import add_job_options, is_confirmed, job_environment, job_s
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
@@ -134,7 +128,8 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
     # Each run on one GPU takes the next GPU, so that all are measured equally often.
     runs = given["--runs"] or gpus[-1] * math.ceil(_FEWEST_RUNS / gpus[-1])
     measure = replace(profile.measure, runs=runs, gpus=gpus)
-    minutes = math.ceil(max(_SHORTEST_LIMIT_S, _LIMIT_FACTOR * _job_s(measure)) / 60)
+    expected_s = job_s(measure, len(gpus) * runs)
+    minutes = math.ceil(max(_SHORTEST_LIMIT_S, _LIMIT_FACTOR * expected_s) / 60)
     limit = given["--time"] or f"{minutes // 60:02}:{minutes % 60:02}:00"
     job = replace(profile.job, time_limit=limit, options=(*profile.job.options, "--exclusive"))
     profile = replace(profile, measure=measure, job=job, node=replace(profile.node, whole=True))
@@ -149,11 +144,6 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
         remedy = "name one file of this folder, such as --case bench_cases/test_gpt.py"
         raise UsageError(f"--case: there is no file {case}; {remedy}")
     return case
-
-
-def _job_s(measure: Measured) -> float:
-    """Return the estimated duration of a job, in seconds."""
-    return len(measure.gpus) * measure.runs * run_s(measure) + SESSION_OVERHEAD_S
 
 
 def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
@@ -195,12 +185,13 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
 
 def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
     nodes, measure = len(record.nodes), request.profile.measure
-    hours = (job_s := _job_s(measure)) / 3600
+    seconds = job_s(measure, len(measure.gpus) * measure.runs)
+    hours = seconds / 3600
     return (
         f"{request.profile.description}: {nodes} nodes of {record.partition}, each with "
         f"{record.case} on {devices_text(measure.device, *record.gpus)}, {measure.runs} "
         f"fresh starts each\n"
-        f"estimate: {format_seconds(job_s)} a node, {nodes * record.gpus[-1] * hours:.3g} "
+        f"estimate: {format_seconds(seconds)} a node, {nodes * record.gpus[-1] * hours:.3g} "
         f"GPU-hours in all (start-up is guessed), {math.ceil(nodes / jobs) * hours:.2g} h if "
         f"{jobs} nodes are always idle; slow nodes are measured again"
     )

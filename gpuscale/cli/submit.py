@@ -29,7 +29,7 @@ _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 """Estimated seconds, by device, that a run takes in addition to its timed windows: to start ranks,
 load kernels, warm up and check. Too high for a modern node, too low for a slow file system."""
-SESSION_OVERHEAD_S = 60.0
+_SESSION_OVERHEAD_S = 60.0
 """Estimated seconds that a job takes in addition to its runs: to start pytest, describe the machine
 and compare the results."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
@@ -148,7 +148,7 @@ def _announcement(request: JobRequest) -> str:
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
     runs = _count_cases(request) * ways * len(measured.gpus) * measured.runs
-    seconds = runs * run_s(measured) + SESSION_OVERHEAD_S
+    seconds = job_s(measured, runs)
     judged = (
         request.profile.judge.baseline or "nothing: it is only measured, so exit code 4 is expected"
     )
@@ -161,10 +161,10 @@ def _announcement(request: JobRequest) -> str:
     )
 
 
-def run_s(measured: Measured) -> float:
-    """Return the estimated duration of a run, including its start-up, in seconds."""
+def job_s(measured: Measured, runs: int) -> float:
+    """Return the estimated duration of a job that makes this number of runs, in seconds."""
     windows_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
-    return windows_s + _RUN_OVERHEAD_S[measured.device]
+    return runs * (windows_s + _RUN_OVERHEAD_S[measured.device]) + _SESSION_OVERHEAD_S
 
 
 def _count_cases(request: JobRequest) -> int:
