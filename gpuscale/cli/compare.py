@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscale.analysis.history import History
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import no_such, visible
 from gpuscale.cli import inputs
@@ -78,21 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = folder or files.pop(0)
+    named = visible(str(before))
     # Read before the search for results, whose error would hide that of the named file.
     content = None if folder else inputs.read_content(before)
     try:
         paths = files or ([] if folder else [inputs.newest_input()])
     except FileError as error:
-        shown = visible(str(before))
-        raise UsageError(f"{shown} is taken as the baseline, given alone: {error}") from error
+        raise UsageError(f"{named} is taken as the baseline, given alone: {error}") from error
     outputs = outputs_of(arguments.format, [before, *paths])
     validate_sides(before, paths)
     read = read_nights([before]) if folder else []
     inputs.say_left_out(read)
     results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:
-        below = visible(str(before))
-        inputs.remark(f"judging the last night below {below}, since no results are given")
+        inputs.remark(f"judging the last night below {named}, since no results are given")
     if content is None:
         reference = reference_of_nights(before, read, results)
     else:
@@ -159,18 +157,6 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
     """Raise a UsageError if a file would be compared with itself."""
     if any(inputs.is_same(before, path) for path in after):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
-
-
-def view_of_last_night(
-    nights: Sequence[Results], history: History, arguments: argparse.Namespace
-) -> View | None:
-    """Compare the last night with earlier ones; None if it lacks the rows or is the only night."""
-    results = last_night(nights)
-    tonight = {each.allocation_of(run) for each in results for run in each.runs}
-    if len(history.nights) == 1 or history.nights[-1].allocation not in tonight:
-        return None
-    reference = reference_of_nights(None, nights, results)
-    return view_of(judged(reference, results, [], arguments), results)
 
 
 def outputs_of(

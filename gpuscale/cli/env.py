@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.grouping import by_key
 from gpuscale.cli.inputs import is_folder, read_content, say
 from gpuscale.cli.nights import read_nights
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
@@ -81,12 +82,9 @@ def software_text(environments: Sequence[Environment], nodes: Sequence[NodeEvide
     lines += [f"script {name} {digest}" for name, digest in sorted(scripts)]
     libraries = merged(library for node in nodes for library in node.libraries)
     lines += [_library_text(library, environments) for library in libraries]
-    versions: dict[str, dict[str, None]] = {}
-    for environment in environments:
-        for name, version in environment.packages.items():
-            versions.setdefault(name, {})[version] = None
+    versions = by_key(package for one in environments for package in one.packages.items())
     names = sorted(versions, key=lambda name: (stack_rank(name), name))
-    lines += [f"package {name} {listed([*versions[name]])}" for name in names]
+    lines += [f"package {name} {listed([*dict.fromkeys(versions[name])])}" for name in names]
     absent = {one.packages_absent for one in environments} - {None}
     absent |= {node.absent.get("libraries") for node in nodes} - {None}
     lines += [f"unknown: {reason}" for reason in sorted(map(str, absent))]

@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
     options = parse_options(vars(arguments))
-    batches = options.batches
-    if batches and arguments.global_batch:
+    if options.batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step both set the batch; leave out one")
     case = _case(arguments, options)
     words = words_for_pytest(_OPTIONS, vars(arguments))
