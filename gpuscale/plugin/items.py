@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,11 +102,6 @@ def plan_of(item: pytest.Item) -> ItemPlan | None:
     return plan if isinstance(plan, ItemPlan) else None
 
 
-def plans_of(items: Iterable[pytest.Item]) -> list[ItemPlan]:
-    """Return the plans of all items that have a plan."""
-    return [plan for item in items if (plan := plan_of(item)) is not None]
-
-
 def prepare_and_order(items: list[pytest.Item]) -> None:
     """Set the timers and timeouts of planned items; sort by run number to cancel slow drifts."""
     for item in items:
@@ -162,20 +157,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
     raise pytest.Collector.CollectError(problem)
 
 
-class Misuses:
-    """A pytest plugin that reports misuses of gpuscale in one line, not by a traceback."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
-        """Replace the traceback of a file that cannot be imported because of such a misuse."""
-        report = yield
-        if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
-            # pytest raises an error of its own from an ImportError.
-            report.longrepr = _misuse(excinfo.value.__cause__ or excinfo.value) or report.longrepr
-        return report
-
-
-def _misuse(error: BaseException) -> str | None:
+def misuse(error: BaseException) -> str | None:
     """Describe a name that gpuscale lacks, or a mark without `case=`; None for other errors."""
     places = [
         (frame, as_place(frame.f_code.co_filename, line))

@@ -149,10 +149,6 @@ class RunMaker:
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
-    def all_would_fail(self, plans: Sequence[ItemPlan | None]) -> bool:
-        """True if all plans would probably fail as earlier runs did; False if a plan is None."""
-        return all(plan and broken_by(plan.key, self.recorder.new_runs) for plan in plans)
-
     def time_left(self, runs: int) -> str:
         """Return the estimated time for this number of runs as text: `, 4 min 10 s left`."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]

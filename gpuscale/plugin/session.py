@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,18 +20,17 @@ from gpuscale.plugin import results_file, terminal
 from gpuscale.plugin.items import (
     CommandItem,
     ItemPlan,
-    Misuses,
     NoRun,
+    misuse,
     parametrize,
     plan_of,
-    plans_of,
     prepare_and_order,
     uses_scaling,
     validate_use_of_scaling,
 )
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
-from gpuscale.plugin.run_maker import RunMaker, maker_for
+from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
 from gpuscale.records import HostLoad, Run
 
 _IS_MEASURED = pytest.StashKey[bool]()
@@ -60,13 +60,10 @@ def start_session(config: pytest.Config) -> None:
         config.option.verbose = 1
     session = _MeasuringSession(config, maker, command is not None, meter.load())
     config.pluginmanager.register(session, "gpuscale-session")
-    config.pluginmanager.register(Misuses())
 
 
 @dataclass(eq=False)
 class _MeasuringSession:
-    """pytest hooks for a session that measures."""
-
     _config: pytest.Config
     _maker: RunMaker
     _is_command: bool
@@ -92,6 +89,15 @@ class _MeasuringSession:
         own = terminal.header_lines(found, options, resumed, self._load, is_command=is_command)
         return [[*own]] if self._is_command else [[*own], *of_others]
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
+        """Report a file that cannot be imported because it misuses gpuscale without a traceback."""
+        report = yield
+        if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
+            # pytest raises an error of its own from an ImportError.
+            report.longrepr = misuse(excinfo.value.__cause__ or excinfo.value) or report.longrepr
+        return report
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "scaling" in metafunc.fixturenames:
@@ -103,7 +109,7 @@ class _MeasuringSession:
         prepare_and_order(items)
         # pytest keeps an item without a plan if the case has none of the strategies asked for.
         self._has_items = any(map(uses_scaling, items))
-        plans = plans_of(items)
+        plans = [*filter(None, map(plan_of, items))]
         asked = [(plan, maker.request(plan)) for plan in plans]
         requests = [
             of_metric
@@ -158,11 +164,7 @@ class _MeasuringSession:
         benchmark = request.getfixturevalue("benchmark")
         # Until windows are entered, pytest-benchmark would warn about an unused fixture.
         benchmark.skipped = True
-
-        def scaling() -> Run:
-            return self._measure(item, plan, benchmark)
-
-        return scaling
+        return partial(self._measure, item, plan, benchmark)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -179,9 +181,9 @@ class _MeasuringSession:
         request = self._maker.request(plan)
         if isinstance(request, NoRun):
             pytest.fail(request.reason, pytrace=False)
-        later = item.session.items[item.session.items.index(item) + 1 :]
+        later = [*map(plan_of, item.session.items[item.session.items.index(item) + 1 :])]
         run = self._maker.make(request)
-        runs_left = sum(self._maker.unmeasurable(plan) is None for plan in plans_of(later))
+        runs_left = sum(self._maker.unmeasurable(plan) is None for plan in filter(None, later))
         if not runs_left:
             # A scheduler's SIGTERM must not end a session that only has its table left to print.
             ignore_terminations()
@@ -191,7 +193,8 @@ class _MeasuringSession:
                 self._words[item.nodeid] = "UNSTEADY"
                 pytest.xfail(run.failure.message)
             self._failed_runs.add(item.nodeid)
-            if later and self._maker.all_would_fail([*map(plan_of, later)]):
+            made = self._maker.recorder.new_runs
+            if later and all(plan and broken_by(plan.key, made) for plan in later):
                 more = counted(len(later), "more run")
                 item.session.shouldfail = f"{more} left out, since they would fail in the same way"
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
@@ -282,9 +285,8 @@ class _MeasuringSession:
         given = int(session.exitstatus)
         if rule is None:
             needless = not self._has_items or self._anything_passed
-            session.exitstatus = terminal.status_without_verdict(
-                given, measured.runs, needless=needless
-            )
+            runs = measured.runs
+            session.exitstatus = terminal.status_without_verdict(given, runs, needless=needless)
             return
         session.exitstatus = self._exit_code = terminal.status_of_verdict(
             given,
