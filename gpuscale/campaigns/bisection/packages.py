@@ -87,7 +87,9 @@ class Packages(Kind):
         place = self._folder / self.name_of(applied)
         complete = place / "complete"
         if not complete.exists():
-            self._clean()
+            made = [*self._folder.glob("*/complete")]
+            for old in sorted(made, key=lambda file: file.stat().st_mtime)[: 1 - _KEPT]:
+                shutil.rmtree(old.parent, ignore_errors=True)
             shutil.rmtree(place, ignore_errors=True)
             self._folder.mkdir(parents=True, exist_ok=True)
             version = ["--python", self.python] if self.python else []
@@ -124,11 +126,6 @@ class Packages(Kind):
         causes = [line for line in done.stderr.splitlines() if "hint" not in line]
         reason = last_line(" ".join(" ".join(causes).split()))
         return reason.removeprefix("error: ").replace(" cause:", ":")
-
-    def _clean(self) -> None:
-        made = [*self._folder.glob("*/complete")]
-        for old in sorted(made, key=lambda file: file.stat().st_mtime)[: 1 - _KEPT]:
-            shutil.rmtree(old.parent, ignore_errors=True)
 
     def _group(self, sites: Iterable[Path]) -> None:
         """Group packages if one of them pins another, and sort all changes by group."""

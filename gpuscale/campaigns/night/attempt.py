@@ -164,10 +164,8 @@ class Attempt:
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGTERM."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def read_items(path: Path) -> Items:
