@@ -70,9 +70,7 @@ class Keeper:
         """Environment variables that ranks get so that the node's evidence can be collected."""
         self._is_ending = self._ends_ranks = self._timed_out = False
         self._kill_at_s = 0.0
-        self._woken, self._wakes = os.pipe()
-        for descriptor in (self._woken, self._wakes):
-            os.set_blocking(descriptor, False)
+        self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *_FORWARDED):
             # Python writes a signal to the wakeup pipe only if the signal has a handler.
