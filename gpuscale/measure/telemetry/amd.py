@@ -114,16 +114,6 @@ def _known(query: Query, handle: Any) -> Any:
     return None
 
 
-def _metrics(handle: Any) -> Any:
-    """Return a GPU's metrics as the driver has them, with status bits that the binding omits."""
-    wrapper = _named("amdsmi_interface.amdsmi_wrapper")
-    table = wrapper.amdsmi_gpu_metrics_t()
-    code = wrapper.amdsmi_get_gpu_metrics_info(handle, ctypes.byref(table))
-    if code:
-        raise NotSupportedError(_reason(_binding().AmdSmiLibraryException(code)), code)
-    return table
-
-
 def find_device(uuid: str, address: str | None) -> Device:
     """Return a GPU, found by PCI address because UUIDs and indices differ between AMD SMI and HIP.
 
@@ -190,7 +180,11 @@ class AmdDevice(Device):
 
     def _throttle_reasons(self) -> tuple[str, ...]:
         """Return the reasons for reduced clocks now or, from MI300 on, since the last call."""
-        table = _metrics(self._handle)
+        # The binding's own function omits some of the driver's status bits.
+        wrapper = _named("amdsmi_interface.amdsmi_wrapper")
+        table = wrapper.amdsmi_gpu_metrics_t()
+        if code := wrapper.amdsmi_get_gpu_metrics_info(self._handle, ctypes.byref(table)):
+            raise NotSupportedError(_reason(_binding().AmdSmiLibraryException(code)), code)
         counted = {reason: name for reason, (_, name) in _REASONS.items() if name}
         now = [int(getattr(table, name, _NOT_COUNTED)) for name in counted.values()]
         if _NOT_COUNTED in now:

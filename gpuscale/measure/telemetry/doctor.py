@@ -30,10 +30,8 @@ _SLOWDOWNS = (
     *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slowdown"),
     *("prochot", "socket_thermal", "vr_thermal", "hbm_thermal"),
 )
-"""Clock event reasons that a healthy GPU never reports.
-
-`sw_power_cap` and `ppt` are not included: many healthy GPUs always train at their power limit.
-"""
+"""Clock event reasons that a healthy GPU never reports; many always train at their power limit, so
+`sw_power_cap` and `ppt` are not included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import TextIO
@@ -19,7 +19,7 @@ import msgspec
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, QueryError
 from gpuscale.base.gpu_counters import Reading
-from gpuscale.measure.telemetry.device import Device, open_smi
+from gpuscale.measure.telemetry.device import Device, Smi, open_smi
 
 _LONGEST_ORDER_BYTES = 65536
 HANG_S = 30
@@ -90,28 +90,26 @@ def serve(pipe: socket.socket) -> None:
     """Carry out sampling orders that arrive through the pipe, until its other end is closed."""
     while message := pipe.recv(_LONGEST_ORDER_BYTES):
         order = msgspec.json.decode(message, type=SamplingOrder)
-        with (
-            Path(order.output).open("w", encoding="utf-8", buffering=1) as output,
-            ExitStack() as opened,
-        ):
-            devices, others = dict[str, Device](), None
+        with Path(order.output).open("w", encoding="utf-8", buffering=1) as output:
             try:
-                header, devices, others = _opened(order, opened)
+                with open_smi() as smi:
+                    header, devices, others = _opened(smi, order.addresses)
+                    output.write(line_of(header))
+                    pipe.send(str(others).encode())
+                    _sample(devices, output, order.interval_s, pipe)
             except (DriverAbsentError, ImportError) as error:
-                header = SamplesHeader(absent=str(error))
-            output.write(line_of(header))
-            pipe.send(str(others).encode())
-            _sample(devices, output, order.interval_s, pipe)
+                output.write(line_of(SamplesHeader(absent=str(error))))
+                pipe.send(b"None")
+                pipe.recv(_LONGEST_ORDER_BYTES)
         pipe.send(b"done")
 
 
 def _opened(
-    order: SamplingOrder, opened: ExitStack
+    smi: Smi, addresses: Mapping[str, str | None]
 ) -> tuple[SamplesHeader, dict[str, Device], int | None]:
     """Return the header, the devices by UUID, and how many processes use them (None if unknown)."""
-    smi = opened.enter_context(open_smi())
     devices, described, others = dict[str, Device](), dict[str, SampledDevice](), None
-    for uuid, address in order.addresses.items():
+    for uuid, address in addresses.items():
         try:
             devices[uuid] = smi.find_device(uuid, address)
             described[uuid] = SampledDevice(name=devices[uuid].name)
