@@ -1,7 +1,4 @@
-"""Watch the command of a run until its output yields enough windows, or report why it does not.
-
-The command is in one state at a time (`_State`); every state except RUNNING ends the watch.
-"""
+"""Watch the command of a run until its output yields enough windows, or report why it does not."""
 
 import os
 import signal
@@ -10,7 +7,6 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
-from enum import Enum, auto
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -29,7 +25,7 @@ from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_a
 from gpuscale.measure.worker.command_process import RANK_COUNT_VARIABLES, Place, start_command
 from gpuscale.measure.worker.log_reader import FigureReader, LogReader
 from gpuscale.measure.worker.output import CommandError, LastWords, Output
-from gpuscale.measure.worker.windows import FEWEST_WINDOWS
+from gpuscale.measure.worker.windows import FEWEST_WINDOWS, Windows
 from gpuscale.records import FailureKind
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.command_case import fields_of, starter_of
@@ -97,20 +93,8 @@ def _leave_failure(error: CommandError, place: Place) -> None:
         time.sleep(_WAIT_FOR_OTHERS_S)
 
 
-class _State(Enum):
-    """The state of a command; if several states apply, the one listed first counts."""
-
-    ENOUGH = auto()
-    """The output on this node yields enough windows."""
-    ENOUGH_ELSEWHERE = auto()
-    """The output on another node yields enough windows."""
-    ENDED = auto()
-    LATE = auto()
-    RUNNING = auto()
-
-
 class _Watch:
-    """Watches one command from its start until its state is no longer RUNNING."""
+    """Watches one command from its start until it ends, is late, or has printed enough."""
 
     def __init__(self, place: Place, pipes: Path | None) -> None:
         self._place, self._request, self._directory = place, place.request, place.directory
@@ -126,36 +110,41 @@ class _Watch:
         self._process = start_command(place, pipes, self._output)
 
     def measure(self) -> None:
-        """Watch the command while it is RUNNING, then write the outcome or raise CommandError."""
+        """Watch the command, then write its outcome or raise CommandError."""
         reader, directory = self._reader, self._directory
-        while (state := self._next_state()) is _State.RUNNING:
+        while True:
+            code, is_late = self._look()
+            windows = self._enough_windows(code)
+            has_other_enough = self._figures is None and directory.enough.exists()
+            if windows is not None or has_other_enough or code is not None or is_late:
+                break
             # A process that has read no steps leaves progress reports to others, but for rank 0.
             is_first = not self._place.has_peers or self._place.rank == 0
             if reader.latest and (self._figures is not None or reader.has_steps or is_first):
                 _report(directory, *reader.progress())
         self._record_software()
-        if state is _State.ENDED and self._figures is not None and not self._process.poll():
+        if windows is not None:
+            _report(directory, "window", windows.wanted, windows.wanted)
+            outcome = reader.outcome(windows, started_s=self._started_s, clock_s=self._clock_s)
+            directory.command_outcome(self._place.number).write(outcome)
+            write_atomically(directory.enough, socket.gethostname())
+        elif has_other_enough:
+            return
+        elif code == 0 and self._figures is not None:
             directory.figures(self._place.number).write(self._figures.figures())
             write_atomically(directory.enough, socket.gethostname())
-        elif state is _State.ENDED:
-            self._explain_end()
-        elif state is _State.LATE:
+        elif code is not None:
+            self._explain_end(code)
+        else:
             remedy = "Give" if reader.has_steps else "If it was only starting, give"
             raise reader.failed(
                 f"the command was not done after {self._request.timeout_s:g} s: "
                 f"{reader.explain_incomplete()}. {remedy} it more with --timeout",
                 "timeout",
             )
-        elif state is _State.ENOUGH:
-            windows = reader.windows
-            assert windows is not None
-            _report(directory, "window", windows.wanted, windows.wanted)
-            outcome = reader.outcome(windows, started_s=self._started_s, clock_s=self._clock_s)
-            directory.command_outcome(self._place.number).write(outcome)
-            write_atomically(directory.enough, socket.gethostname())
 
-    def _next_state(self) -> _State:
-        """Read lines for a short time, check them and the processes, and return the new state."""
+    def _look(self) -> tuple[int | None, bool]:
+        """Read and check lines for a while; return the exit code, if any, and if time is up."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -168,23 +157,20 @@ class _Watch:
             self._validate_started_ranks()
             self._has_valid_ranks = True
         self._look_at_software(now_s)
-        code = self._process.poll()
-        has_ended = code is not None
-        if has_ended:
+        if (code := self._process.poll()) is not None:
             # For a limited time: processes left in the background may go on printing.
             while (lines := self._output.lines(0)) and time.monotonic() < now_s + _DRAIN_S:
                 self._reader.take(lines)
-        if (windows := self._reader.windows) is not None:
-            # After the warm-up: lines that have not told the batch by now never will.
-            self._reader.global_batch()
-            needed = min(windows.wanted, FEWEST_WINDOWS) if code == 0 else windows.wanted
-            if len(windows.spans) >= needed:
-                return _State.ENOUGH
-        if self._figures is None and self._directory.enough.exists():
-            return _State.ENOUGH_ELSEWHERE
-        if has_ended:
-            return _State.ENDED
-        return _State.LATE if is_late else _State.RUNNING
+        return code, is_late
+
+    def _enough_windows(self, code: int | None) -> Windows | None:
+        """Return the windows so far if they suffice, given the command's exit code; else None."""
+        if (windows := self._reader.windows) is None:
+            return None
+        # After the warm-up: lines that have not told the batch by now never will.
+        self._reader.global_batch()
+        needed = min(windows.wanted, FEWEST_WINDOWS) if code == 0 else windows.wanted
+        return windows if len(windows.spans) >= needed else None
 
     def _look_at_software(self, now_s: float) -> None:
         """Record the libraries and packages once the processes have loaded them."""
@@ -237,9 +223,8 @@ class _Watch:
             f"the command started {counted(ranks, 'rank')} in a run on {asked}{here}; {remedy}"
         )
 
-    def _explain_end(self) -> None:
+    def _explain_end(self, code: int) -> None:
         """Raise CommandError if the command ended early, unless another node has enough windows."""
-        code = self._process.poll() or 0
         # The command may have passed on the exit code of a child, but not a child's signal.
         words = self._reader.last_words(code)
         # A rank may have failed although the command's code is 0, as in `torchrun … | tee log`.
