@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import field
 
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.host import SITE, UNBOUND, is_map
@@ -65,7 +64,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, verbatim."""
     modules: tuple[ShellWord, ...] = ()
-    variables: dict[Variable, Line] = field(default_factory=dict)
+    variables: Mapping[Variable, Line] = {}
     unset: tuple[Variable, ...] = ()
     """Environment variables to unset because they would disturb the measurement."""
     prologue: tuple[Line, ...] = ()

@@ -196,7 +196,6 @@ class Sweep:
         return True
 
     def _note(self, job: SweepJob, /, **fields: Any) -> SweepJob:
-        """Change fields of a job in the record, and return the changed job."""
         new = replace(job, **fields)
         jobs = tuple(new if each is job else each for each in self.record.jobs)
         self._keep(replace(self.record, jobs=jobs))

@@ -1,7 +1,8 @@
 """The `gpuscale` command: parse the command line, run a command, and print errors on one line.
 
-A command is a module with `add_arguments(parser)` and `run(arguments)`, listed in `_COMMANDS`.
-Only the module of the named command is imported, so that `gpuscale --help` is fast.
+A command is a module with `add_arguments(parser)` and `run(arguments)`, which returns the exit code
+for the process; `_COMMANDS` lists all. Only the module of the named command is imported, so that
+`gpuscale --help` is fast.
 """
 
 import argparse

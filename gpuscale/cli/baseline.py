@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the subcommand that the arguments name, and return its exit code."""
     runs = {"record": _record, "show": show.run, "update": baseline_update.run, "import": _import}
     return runs[arguments.action](arguments)
 
@@ -62,17 +61,15 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         f"Make a baseline from measured results: at least {MINIMUM_RUNS} runs of each entry; "
         "six or more find smaller losses."
     )
-    parser.add_argument(
-        "results", metavar="RESULTS", type=results_path, nargs="+", help="results files"
-    )
+    add = parser.add_argument
+    add("results", metavar="RESULTS", type=results_path, nargs="+", help="results files")
     _add_output(parser)
     add_selection(parser, "take")
     text = f"write the baseline even if it finds no loss below {rough_percent(TOO_WEAK)}%"
-    parser.add_argument("--weak", action="store_true", help=text)
+    add("--weak", action="store_true", help=text)
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    """Write a baseline of measured results, and print a summary."""
     results = read_all_results(arguments.results)
     baseline = baseline_from_results(
         results,
@@ -127,7 +124,6 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Write a baseline of published figures, and print a summary."""
     tool, *files = arguments.files
     if tool not in SOURCES or not files:
         tool, files = _TABLE, arguments.files
@@ -188,7 +184,6 @@ def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) ->
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a new baseline's file and machine."""
     text = "the baseline file to write"
     parser.add_argument("-o", "--output", metavar="FILE", type=_new_file, required=True, help=text)
     parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")

@@ -52,26 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 written as approved, or nothing would change; 2 usage, unreadable "
         "input or another machine; 3 nothing was approved, or not all could be written."
     )
-    parser.add_argument(
-        "baseline", metavar="BASELINE", type=Path, help="the baseline file to change"
-    )
-    parser.add_argument(
-        "results", metavar="RESULTS", type=results_path, nargs="+", help="results files"
-    )
+    add = parser.add_argument
+    add("baseline", metavar="BASELINE", type=Path, help="the baseline file to change")
+    add("results", metavar="RESULTS", type=results_path, nargs="+", help="results files")
     text = (
         "add the runs to those of the baseline instead of replacing them; only rows that "
         "regressed or improved, or are new, must be approved"
     )
-    parser.add_argument("--add", action="store_true", help=text)
+    add("--add", action="store_true", help=text)
     text = f"with --add: write rows that would then find no loss below {rough_percent(TOO_WEAK)}%"
-    parser.add_argument("--weak", action="store_true", help=text)
+    add("--weak", action="store_true", help=text)
     text = "approve this change, or 'all' changes; may be given several times"
-    parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
-    parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
+    add("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
+    add("--reason", metavar="TEXT", help="why, for the file's history")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the approved changes; return 3 if all, or some that were requested, are unwritten."""
     path = arguments.baseline
     baseline, results = read_baseline(path), read_all_results(arguments.results)
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
@@ -89,9 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, proposed, results)
     if not chosen or not reason:
-        names = dict.fromkeys(
-            proposal.selectors[0] for proposal in proposed if not proposal.obstacle
-        )
+        names = dict.fromkeys(p.selectors[0] for p in proposed if not p.obstacle)
         how = HOW_TO_MEASURE_MORE
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"

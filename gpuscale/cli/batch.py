@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search for the largest batch that fits, and print a line for each attempt."""
     case = case_class(arguments.case)
     options = parse_options({option.dest: vars(arguments)[option.dest] for option in _OPTIONS})
     launcher = Launcher(device=options.device, folder=Path.cwd())

@@ -21,7 +21,6 @@ from gpuscale.campaigns.bisection.kinds import Applied, Kind, Variables
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.sides import (
-    BisectionSide,
     differences_elsewhere,
     side_of,
     uv_program,
@@ -90,12 +89,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure until the culprits are confirmed or the budget is spent, and print the result."""
     sides, measured, is_command = _rest(arguments)
     plan, words = _validated(arguments, sides, measured, is_command)
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
-    read = [] if arguments.git else [side_of(Path(side)) for side in sides]
-    kind = _kind(arguments, sides, read, is_command)
+    kind = _kind(arguments, sides, is_command)
     ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
     asked = repr((ends, measured, words))
     number = hashlib.sha256(asked.encode()).hexdigest()[:8]
@@ -123,16 +120,11 @@ def run(arguments: argparse.Namespace) -> int:
     return _reported(arguments, found, runner, lines)
 
 
-def _kind(
-    arguments: argparse.Namespace,
-    sides: Sequence[str],
-    read: Sequence[BisectionSide],
-    is_command: bool,
-) -> Kind:
+def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
     """Return what to bisect, commits, variables or packages; raise a UsageError if none differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
-    good, bad = read
+    good, bad = (side_of(Path(side)) for side in sides)
     if good.pins == bad.pins and good.variables != bad.variables:
         left = differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
         return Variables(good=good.variables, bad=bad.variables, not_tried=left)

@@ -52,15 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history the folder's last night)"
     )
     # Without a default, argparse's error message would call the files required.
-    parser.add_argument(
-        "files",
-        metavar="BEFORE RESULTS",
-        type=inputs.results_path,
-        nargs="*",
-        default=(),
-        help=text,
-    )
-    parser.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
+    add, kind = parser.add_argument, inputs.results_path
+    add("files", metavar="BEFORE RESULTS", type=kind, nargs="*", default=(), help=text)
+    add("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
     inputs.add_selection(parser, "judge")
     *names, last = COMPARISON_FORMATS
     text = (
@@ -68,11 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "times, such as --format junit=report.xml --format markdown=comment.md (default: text to "
         "standard output, also if the others go to files)"
     )
-    parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
+    add("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the verdict in every requested format, and return the exit code of the verdict."""
     files, folder = [*arguments.files], arguments.history
     if folder is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")

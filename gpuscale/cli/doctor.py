@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the state of the machine or nodes; return 1 if a problem was found, else 0."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
     say(document if arguments.format == "json" else text)

@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run, continue or show a sweep; return the exit code of its verdict."""
     if arguments.action == "show":
         view = view_of_sweep(arguments.folder or _newest())
         say(FLEET_FORMATS[arguments.format](view))

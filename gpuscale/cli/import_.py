@@ -72,7 +72,6 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import the files, and print how many nights and values were new."""
     source, place = SOURCES[arguments.source], visible(arguments.output)
     paths, defaults = paths_of(arguments.files, source), defaults_of(arguments, arguments.system)
     without, systems = Counter[str](), set[str]()

@@ -74,8 +74,12 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
     once = each_run_once(read)
     kept = [results for results in once if results.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
-    _say_mixed_versions(kept or once)
-    return kept or once
+    used = kept or once
+    digests = by_key(script for each in used for script in each.environment.scripts.items())
+    if names := [name for name, found in digests.items() if len({*found}) > 1]:
+        changed = visible(enumerated(names))
+        remark(f"beware: taken together, though {changed} changed between these results")
+    return used
 
 
 def read_content(path: Path) -> Results | Baseline:
@@ -108,14 +112,6 @@ def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
     """Print the nights that users have excluded to standard error, each with a `suffix`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
-
-
-def _say_mixed_versions(read: Iterable[Results]) -> None:
-    """Print to standard error which scripts and files of cases changed between these results."""
-    digests = by_key(pair for each in read for pair in each.environment.scripts.items())
-    if names := [name for name, found in digests.items() if len({*found}) > 1]:
-        changed = visible(enumerated(names))
-        remark(f"beware: taken together, though {changed} changed between these results")
 
 
 def each_run_once(read: Sequence[Results]) -> list[Results]:
@@ -196,13 +192,11 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    """Add the option that chooses between GPUs and CPU ranks."""
     text = f"{prefix}auto (default: GPUs if there are any), cuda or rocm (GPUs), or cpu"
     parser.add_argument("--device", choices=("auto", *DEVICES), default="auto", help=text)
 
 
 def add_text_or_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses between text and JSON output."""
     text = "text (default) or json"
     parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 

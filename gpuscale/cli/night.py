@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Execute one nightly run; docs/nightly.md explains the exit codes."""
     words, job = arguments.words, arguments.job
     if job == "measure":
         words, job = [job, *words], None

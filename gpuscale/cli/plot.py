@@ -27,20 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results files or one baseline file; of the history, files and folders of nights "
         f"(default: the newest results in {RESULTS_FOLDER}, or all of them)"
     )
-    parser.add_argument(
-        "paths", metavar="FILE", type=inputs.results_path, nargs="*", default=(), help=text
-    )
+    add, kind = parser.add_argument, inputs.results_path
+    add("paths", metavar="FILE", type=kind, nargs="*", default=(), help=text)
     text = "also draw the same rows of this baseline or earlier results file"
-    parser.add_argument("--baseline", metavar="FILE", type=inputs.results_path, help=text)
+    add("--baseline", metavar="FILE", type=kind, help=text)
     text = f"one of {', '.join(FIGURES)} (default: scaling)"
-    parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
+    add("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
     inputs.add_selection(parser, "draw")
     text = f"the picture, whose name ends with .{', .'.join(KINDS)}"
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help=text)
+    add("-o", "--output", metavar="FILE", type=Path, required=True, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the image file, and print the title of the plot."""
     output, paths, before = arguments.output, arguments.paths, arguments.baseline
     shown = visible(str(output))
     kind = output.suffix.lower().removeprefix(".")

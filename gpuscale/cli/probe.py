@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe the nodes, store the measurements in a separate file, and print the findings."""
     names = tuple(PROBES) if arguments.only is None else arguments.only.split(",")
     if unknown := [name for name in names if name not in PROBES]:
         raise UsageError(f"--only: {no_such(unknown[0], PROBES)}")

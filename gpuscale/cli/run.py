@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the command in a pytest session, and return the exit code of the session."""
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
     options = parse_options(vars(arguments))

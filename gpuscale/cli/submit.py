@@ -73,7 +73,6 @@ def add_job_options(parser: argparse.ArgumentParser, names: Iterable[str], runs:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or submit the job; with `--wait`, return the job's exit code."""
     request = _request(arguments)
     script = job_script(request)
     problems = [*_problems_of_paths(request)]
@@ -143,7 +142,6 @@ def job_environment(container: str | None) -> Mapping[str, str]:
 
 
 def _announcement(request: JobRequest) -> str:
-    """Describe the job and its estimated duration."""
     demand, measured = request.demand, request.profile.measure
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
@@ -191,7 +189,6 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
 
 
 def _wait(request: JobRequest, job: str) -> int:
-    """Follow the job to its end; return its exit code."""
     scheduler = request.scheduler
     try:
         state = _followed(scheduler, job, scheduler.log_of(request.demand.job_name, job))

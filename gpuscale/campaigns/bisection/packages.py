@@ -83,7 +83,6 @@ class Packages(Kind):
         return Setting(variables=variables, python=place / "bin" / "python")
 
     def _made(self, applied: Applied) -> Path:
-        """Create an environment if necessary, and return its folder."""
         place = self._folder / self.name_of(applied)
         complete = place / "complete"
         if not complete.exists():

@@ -204,7 +204,6 @@ class NightJob:
     def _record(
         self, attempts: Sequence[Attempt], compare_exit: int | None, code: ExitCode
     ) -> NightRecord:
-        """Record how the nightly run ended; return the record."""
         attempt = attempts[-1]
         meaning = night_meaning(code, attempt, compare_exit)
         record = NightRecord(
