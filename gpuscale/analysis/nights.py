@@ -113,9 +113,8 @@ def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
     The name is the date: of the folder, or else of the start in UTC. Nights that share a date are
     named by their folders or else by their times, to the second if some share a minute.
     """
-    of_date: dict[str, set[tuple[datetime, str]]] = {}
-    for moment, folder in nights:
-        of_date.setdefault(folder[:10] or f"{moment:%Y-%m-%d}", set()).add((moment, folder))
+    distinct = dict.fromkeys(nights)
+    of_date = by_key((night[1][:10] or f"{night[0]:%Y-%m-%d}", night) for night in distinct)
     names: dict[tuple[datetime, str], str] = {}
     for day, same in of_date.items():
         moments = {moment for moment, _ in same}

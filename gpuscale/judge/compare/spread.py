@@ -2,14 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from gpuscale.analysis.estimates import (
     Difference,
-    Sample,
     Term,
     difference,
     difference_of_levels,
@@ -58,16 +57,11 @@ class SideSample:
         return tuple(name for name in first if all(name in values for values in others))
 
     @property
-    def usual_allocations(self) -> tuple[str, ...]:
-        """The allocations that are in every sample and whose values are not outliers."""
+    def usual_means(self) -> dict[str, float]:
+        """The judged value in each allocation that is in every sample, without outliers."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
-        return tuple(name for name in values if name not in outlying)
-
-    @property
-    def usual_means(self) -> Sample:
-        """Sample with one value for each usual allocation: the judged value in that allocation."""
-        return log_sample([self.in_allocation(name) for name in self.usual_allocations])
+        return {name: value for name, value in values.items() if name not in outlying}
 
     def own_estimate(self) -> Difference:
         """Estimate `value`, with its uncertainty from this side's runs."""
@@ -136,7 +130,7 @@ def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
     """Estimate the value of the baseline (T, T(n)/T(1) or a metric) that gains are relative to."""
     if not estimates_allocations(baseline, current):
         return baseline.own_estimate()
-    means = baseline.usual_means
+    means = log_sample([*baseline.usual_means.values()])
     return difference(means.mean, [means.term()])
 
 
@@ -159,7 +153,7 @@ def largest_spread(
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
     if is_estimated:
-        between = (baseline.usual_means.variance or 0.0) * shares
+        between = (log_sample([*baseline.usual_means.values()]).variance or 0.0) * shares
     else:
         grown = current.with_further_runs(further_runs)
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
@@ -204,29 +198,28 @@ def gain_of(
 def _gain_over_allocations(
     baseline: SideSample, current: SideSample, deviation: float
 ) -> Difference:
-    names = baseline.usual_allocations
-    share = current.allocation_share
-    means = baseline.usual_means
+    usual, share = baseline.usual_means, current.allocation_share
+    means = log_sample([*usual.values()])
     of_runs = math.fsum(
-        (sample.variance or 0.0) * _mean_share(sample, names) for sample in baseline.samples
+        (sample.variance or 0.0) * _mean_share(sample, usual) for sample in baseline.samples
     )
     declared = deviation**2
     # If runs already contain effects of allocations, a sum would count these effects twice.
     of_one = max(declared, of_runs) if baseline.samples[0].holds_allocations else declared + of_runs
     between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
     of_allocations = Term(
-        variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
+        variance=(between.own_part + between.prior_part) * (1 / len(usual) + share),
         df=means.df + DECLARED_DF,
     )
     # Means of allocations include the spread of their runs. Tonight's runs add more spread if they
     # are fewer than the runs of a baseline allocation.
     extra = moderated_term(
-        (now, max(0.0, 1 / now.sample.count - share * _mean_share(before, names)))
+        (now, max(0.0, 1 / now.sample.count - share * _mean_share(before, usual)))
         for before, now in zip(baseline.samples, current.samples, strict=True)
     )
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])
 
 
-def _mean_share(sample: RunSample, names: Sequence[str]) -> float:
+def _mean_share(sample: RunSample, names: Iterable[str]) -> float:
     """Return the mean of 1 / (number of runs) over these allocations."""
     return statistics.fmean(1 / len(sample.values[name]) for name in names)
