@@ -136,10 +136,7 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def step_size(before: Sequence[float]) -> float:
-    """Return how far the mean of two nights must depart from the earlier level to count as a step.
-
-    With few earlier nights, their median difference is used, which resists outliers.
-    """
+    """Return how far the mean of two nights must depart from the level before them to be a step."""
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
         few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)

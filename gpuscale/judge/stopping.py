@@ -159,10 +159,11 @@ class DecidedVerdict:
             at_end = assess(sides, choice, rates)
         reported = tuple(map(_reported, rows, judged, at_end))
         still_open = [row.entry for row in reported if row.status is RowStatus.NEEDS_RUNS]
+        final = [replace(j, entry=row.entry) for j, row in zip(judged, reported, strict=True)]
         return SessionVerdict(
             entries=reported,
             sides=sides,
-            comparison=comparison_of(sides, [j.row for j in judged], [r.entry for r in reported]),
+            comparison=comparison_of(sides, final),
             needs_runs=frozenset(
                 (key, entry.configuration)
                 for entry in still_open

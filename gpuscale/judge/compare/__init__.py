@@ -15,7 +15,7 @@ from gpuscale.analysis.level_changes import REMEMBERED
 from gpuscale.analysis.nights import environment_at, nights_of
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, of_night
-from gpuscale.judge.compare.matching import MatchedRow, match, too_few_valid_runs
+from gpuscale.judge.compare.matching import match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
 from gpuscale.judge.compare.published import judge_published
@@ -53,7 +53,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     judgements = assess(sides, choice, rates)
     choice.validate(sides.keys)
     rows = [judgement.row for judgement in judgements]
-    comparison = comparison_of(sides, rows, [judgement.entry for judgement in judgements])
+    comparison = comparison_of(sides, judgements)
     selected, among = (
         sum(row.obstacle is None and row.before is not None for row in found)
         for found in (rows, match(sides, ALL_ROWS.rows_of(sides.keys)))
@@ -64,19 +64,18 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     return replace(comparison, notes=(*comparison.notes, note))
 
 
-def comparison_of(
-    sides: Sides, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
-) -> Comparison:
+def comparison_of(sides: Sides, judgements: Sequence[Judgement]) -> Comparison:
     """Build the record of a comparison from the rows' verdicts, adding machines and notes."""
     baseline, after = sides.baseline, sides.after
+    rows = [judgement.row for judgement in judgements]
     machines = dict.fromkeys(where.hardware_label for where in after.environments)
     return Comparison(
         cluster=baseline.cluster,
         baseline_name=baseline.name,
         baseline_machine=machine_label(baseline),
         current_machine="; ".join(machines) if machines else "no results",
-        entries=tuple(entries),
-        notes=notes_of(sides, rows, entries),
+        entries=tuple(judgement.entry for judgement in judgements),
+        notes=notes_of(sides, judgements),
         before=sides.before.origin_of([row.before for row in rows if row.before]),
         after=after.origin_of([row.after for row in rows if row.after]),
     )

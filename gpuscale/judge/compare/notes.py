@@ -10,8 +10,9 @@ from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means
+from gpuscale.judge.compare.verdict import Judgement
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Run, Statement, Verdict
+from gpuscale.records import Baseline, Comparison, Run, Statement, Verdict
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
 from gpuscale.records.run import busy_hosts
@@ -21,26 +22,25 @@ _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
 """Factors beyond which the same training cannot plausibly get faster or slower."""
 
 
-def notes_of(
-    sides: Sides, rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
-) -> tuple[Statement, ...]:
+def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, ...]:
     """Return all notes on a comparison, most important first."""
     baseline, after = sides.baseline, sides.after
+    rows = [judgement.row for judgement in judgements]
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
-    few_sessions = [*_few_sessions(rows, entries)]
+    few_sessions = [*_few_sessions(judgements)]
     units = several_units(e.key.configuration for e in (*sides.before.entries, *after.entries))
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *(() if few_sessions else _allocations(rows, entries)),
+        *(() if few_sessions else _allocations(judgements)),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
-        *_odd_nights(rows, entries),
+        *_odd_nights(judgements),
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
-        *_unlikely_numbers(rows, entries),
+        *_unlikely_numbers(judgements),
         *few_sessions,
     )
 
@@ -70,15 +70,13 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _allocations(
-    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
-) -> Iterable[Statement]:
+def _allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     """Yield a note if a declared deviation widens the intervals of open rows."""
     open_rows = (
-        row.before
-        for row, entry in zip(rows, entries, strict=True)
-        if row.before and entry.change and entry.verdict is Verdict.INCONCLUSIVE
-        if entry.change.has_interval
+        judgement.row.before
+        for judgement in judgements
+        if judgement.entry.verdict is Verdict.INCONCLUSIVE
+        if judgement.row.before and judgement.entry.change and judgement.entry.change.has_interval
     )
     if any(0 < len(before.runs) < MINIMUM_ALLOCATIONS for before in open_rows):
         yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
@@ -140,11 +138,11 @@ def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Sta
         yield Statement.of("outlying_allocations", **facts)
 
 
-def _odd_nights(rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
+def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     """Yield a note on an allocation that widens open rows where few show that it is an outlier."""
     found = []
-    for row, entry in zip(rows, entries, strict=True):
-        if row.before and row.after and row.after.logs and entry.verdict is Verdict.INCONCLUSIVE:
+    for row in (each.row for each in judgements if each.entry.verdict is Verdict.INCONCLUSIVE):
+        if row.before and row.after and row.after.logs:
             means = usual_means(row.before, row.after)
             # A night that tonight is like may have begun a new level.
             place = odd_one([*means.values(), row.after.sample.mean])
@@ -207,10 +205,9 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
             yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
 
 
-def _unlikely_numbers(
-    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
-) -> Iterable[Statement]:
-    after = (row.after.key for row in rows if row.after is not None)
+def _unlikely_numbers(judgements: Sequence[Judgement]) -> Iterable[Statement]:
+    entries = [judgement.entry for judgement in judgements]
+    after = (each.row.after.key for each in judgements if each.row.after is not None)
     if note := unchecked_training_note(key.configuration for key in after if key.gpus > 1):
         yield note
     for entry in entries:
@@ -228,11 +225,10 @@ def _unlikely_numbers(
         yield Statement.of("unlikely_change", row=key, factor=factor, others=len(found) - 1)
 
 
-def _few_sessions(
-    rows: Sequence[MatchedRow], entries: Sequence[EntryVerdict]
-) -> Iterable[Statement]:
+def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     """Yield a note if too few sessions were measured to tell a gain from variation between them."""
-    if any(entry.verdict is Verdict.IMPROVED for entry in entries):
+    if any(judgement.entry.verdict is Verdict.IMPROVED for judgement in judgements):
+        rows = (judgement.row for judgement in judgements)
         sides = ((row.before, row.after) for row in rows if row.before and row.after)
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
         if before < MINIMUM_ALLOCATIONS:

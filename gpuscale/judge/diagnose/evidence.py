@@ -58,11 +58,6 @@ class PointEvidence:
         """Largest number of hosts used by any run of the results."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
-    def relative_loss(self, part: Part) -> float:
-        """Return the time lost in a part as a fraction of the baseline's step time."""
-        step_time_s = statistics.fmean(step.time_s for step in self.before)
-        return self.changes[part].lost_s / step_time_s
-
     def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
         """Return the median rank's time per step in one phase on both sides, averaged over runs."""
         before_s, after_s = (
@@ -155,20 +150,23 @@ def points_of(
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
     """Find the GPU counts at which a part got longer; None if fewer than 2 can be compared."""
-    known = {gpus: there for gpus, there in points.items() if part in there.changes}
-    if len(known) < 2 or point.key.gpus not in known:
-        return None
-    least = _AS_LARGE * point.relative_loss(part)
+    losses = {
+        gpus: there.changes[part].lost_s / statistics.fmean(step.time_s for step in there.before)
+        for gpus, there in points.items()
+        if part in there.changes
+    }
     own = point.key.gpus
-    as_large = {own, *(n for n, there in known.items() if there.relative_loss(part) >= least)}
+    if len(losses) < 2 or own not in losses:
+        return None
+    as_large = {own, *(n for n, loss in losses.items() if loss >= _AS_LARGE * losses[own])}
     # A loss as large that its runs do not prove is on neither side.
-    lost_on = sorted(n for n in as_large if n == own or known[n].changes[part].is_longer)
-    spared_on = sorted(known.keys() - as_large)
+    lost_on = sorted(n for n in as_large if n == own or points[n].changes[part].is_longer)
+    spared_on = sorted(losses.keys() - as_large)
     return Onset(
         lost_on=tuple(lost_on),
         spared_on=tuple(spared_on),
-        nodes=known[lost_on[0]].nodes,
-        spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
+        nodes=points[lost_on[0]].nodes,
+        spared_nodes=max((points[n].nodes for n in spared_on if n < lost_on[0]), default=None),
     )
 
 

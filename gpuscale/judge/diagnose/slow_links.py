@@ -123,7 +123,6 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
     sick = _nodes_of_slow_links(slow, seen)
     near = _near(sick, seen)
     while sick:
-        # Slow nodes whose links to each other are fast share one fault, such as a switch.
         group = {min(sick)}
         while more := {*chain(*(pair for pair in near if group.intersection(pair)))} - group:
             group |= more
