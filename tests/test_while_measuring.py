@@ -166,6 +166,13 @@ def test_runs_made_after_many_failures_are_looked_at() -> None:
     assert _row(judge_session(BEFORE, now), 2).status is RowStatus.CONFIRMED
 
 
+def test_a_look_leaves_out_later_failures_even_of_unknown_batch() -> None:
+    made = _quiet(1, 5, 0.1)
+    failed = [replace(run(1, None, index=i), batch_per_gpu=None) for i in range(4, 8)]
+    (row,) = judge_session(quiet_then(n1=0.1), results(*made[:3], *failed, *made[3:])).entries
+    assert (row.status, row.analysed_after) == (RowStatus.SETTLED, 3)
+
+
 def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
     now = results(*_quiet(1, 3, 0.1), *(run(1, None, index=i) for i in range(4, 9)))
     row = _row(judge_session(quiet_then(n1=0.1), now), 1)

@@ -182,10 +182,10 @@ class _Session:
         self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
-        # Each run, with the number of the first analysis that includes it.
-        self._placed: list[tuple[Run, int]] = []
+        # Each run, with its point and the number of the first analysis that includes it.
+        self._placed: list[tuple[Run, PointKey, int]] = []
         for key, run in zip(point_keys(results.runs), results.runs, strict=True):
-            self._placed.append((run, self._valid[key] + 1))
+            self._placed.append((run, key, self._valid[key] + 1))
             self._attempts[key] += 1
             self._valid[key] += run.is_valid
         self._references = references_of(self._valid)
@@ -198,10 +198,10 @@ class _Session:
         """
         runs = tuple(
             run
-            for run, position in self._placed
+            for run, key, position in self._placed
             if after < position <= until
             or not self._measures(run.gpus)
-            or (run.gpus == 1 and self._valid[PointKey.of(run)] <= after)
+            or (run.gpus == 1 and self._valid[key] <= after)
         )
         part = msgspec.structs.replace(self._results, runs=runs)
         sides = replace(self._sides, after=side_of_results([part]))
