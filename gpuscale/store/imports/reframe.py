@@ -111,8 +111,7 @@ def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
             problem = "neither the session nor any test has a time, so the report cannot be dated"
             raise DecodeError("session_info", problem)
         key = info.uuid or f"{path.stem}-{min(ends_s, default=0):.0f}"
-        for place in dict.fromkeys(case.place for case in cases):
-            of_place = [case for case in cases if case.place == place]
+        for of_place in by_key((case.place, case) for case in cases).values():
             yield _session(key, began_s, of_place, info.hostname)
         return
     logged = ((case.ended_s or 0.0, case) for case in _logged(path, text))
