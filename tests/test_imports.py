@@ -272,6 +272,15 @@ def test_lines_of_one_moment_are_runs_of_one_night(tmp_path: Path) -> None:
     assert runs == [(1, 3.5), (2, 3.6)]
 
 
+@pytest.mark.parametrize("time", ["20260301", "2026-03-01T00:00:00Z", "1772323200", "1772323200.0"])
+def test_a_time_is_a_date_with_or_without_hyphens_or_unix_seconds(
+    tmp_path: Path, time: str
+) -> None:
+    import_table(tmp_path, "time,latency_ms", f"{time},3.5")
+    (night,) = nights_in(tmp_path)
+    assert night.created_at == "2026-03-01T00:00:00+00:00"
+
+
 def test_a_history_names_the_commits_between_which_a_table_changed(tmp_path: Path) -> None:
     steps = [(f"2026-11-{day:02d}", f"c{day}", 3.5 if day < 9 else 4.5) for day in range(1, 13)]
     lines = (f"{date},{commit},{value_ms}" for date, commit, value_ms in steps)

@@ -27,6 +27,8 @@ from gpuscale.store.results import read_results
 from gpuscale.workload.printed_figures import positive
 
 _STATE = "import.json"
+_FIRST_S = 1e8
+"""Smallest number that is read as Unix seconds (in 1973), not as a date such as 20260301."""
 
 
 class Reference(NamedTuple):
@@ -106,7 +108,8 @@ class Session:
 def moment_s(text: str) -> float | None:
     """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds to Unix seconds."""
     with suppress(ValueError, OverflowError, OSError):
-        if (seconds := positive(text)) is None:
+        seconds = positive(text)
+        if seconds is None or seconds < _FIRST_S:
             found = datetime.fromisoformat(text.strip())
             seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
         datetime.fromtimestamp(seconds, UTC)
