@@ -226,7 +226,7 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 def view_of_sweep(folder: Path) -> SweepView:
     """Judge the sweep in a folder, with earlier sweeps of the same kind for comparison."""
     record = read_sweep(folder)
-    read = results_of_sweep(folder, record)
+    read = [*results_of_sweep(folder, record)]
     visits = [visit_of(job, results, record.partition) for job, results in read]
     nodes = judge(visits, past_visits(folder, record), record.not_measured())
     errors_s = {job.node: job.clock_error_s(results) for job, results in read}

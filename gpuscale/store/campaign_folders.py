@@ -6,7 +6,7 @@ sweep contains the plan and the list of jobs in `sweep.json`, and a results file
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import date
 from hashlib import sha256
@@ -222,12 +222,11 @@ def read_sweep(folder: Path) -> SweepRecord:
     return read_with(folder / SWEEP_JSON, lambda text: from_json(SweepRecord, text))
 
 
-def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, Results]]:
-    """Return all jobs of a sweep that measured their nodes, each with its results.
+def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJob, Results]]:
+    """Yield all jobs of a sweep that measured their nodes, each with its results.
 
     Raise a FileError if a results file belongs to another job, such as one on another machine.
     """
-    found = []
     for job in record.jobs:
         if job.outcome == "measured":
             path = folder / job.results_name
@@ -236,8 +235,7 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> list[tuple[SweepJob, 
                 here = f"job {job.job} of {record.cluster}"
                 problem = f"was written by job {where.job_id} on {where.host}, not by {here}"
                 raise FileError(path, f"{problem}; put back the file of that job")
-            found.append((job, results))
-    return found
+            yield job, results
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:

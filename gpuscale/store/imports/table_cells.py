@@ -135,7 +135,7 @@ def rows_in(
         if problem := text_problem(line.replace("\t", " ")):
             problems.add(number, problem)
             lines[number - 1] = ""
-    table, *others = [*_markdown(lines)] or [_csv(lines, problems)]
+    table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
     (problems.head, head), *rows = table or [(1, ())]
     if others:
         starts = ", ".join(str(each[0][0]) for each in (table, *others))
@@ -170,8 +170,7 @@ def _markdown_cells(line: str) -> tuple[str, ...]:
     return tuple(cell.strip(" *`") for cell in inner.split("|"))
 
 
-def _csv(lines: Sequence[str], problems: Problems) -> list[_Line]:
-    rows: list[_Line] = []
+def _csv(lines: Sequence[str], problems: Problems) -> Iterator[_Line]:
     delimiter = ""
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
@@ -183,8 +182,7 @@ def _csv(lines: Sequence[str], problems: Problems) -> list[_Line]:
         except csv.Error as error:
             problems.add(number, f"not a line of a table: {error}")
         else:
-            rows.append((number, tuple(cell.strip() for cell in cells)))
-    return rows
+            yield number, tuple(cell.strip() for cell in cells)
 
 
 def parse_header(header: str) -> TableColumn | None:
