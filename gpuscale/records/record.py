@@ -119,10 +119,10 @@ def from_json(kind: type[T], text: str) -> T:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
         # msgspec reports a wrong field before a text that breaks off behind it, or is no JSON.
-        _parse(text)
+        _validate_json(text)
         raise _problem(error) from None
     except msgspec.DecodeError as error:
-        _parse(text)
+        _validate_json(text)
         raise DecodeError("", f"this is not JSON: {error}") from None
     except RecursionError:
         raise DecodeError("", "nested too deeply for a file of gpuscale") from None
@@ -156,7 +156,7 @@ def validate_unique_keys(text: str) -> None:
             field = escaped(repeated[:_LONGEST_SHOWN])
             raise DecodeError("", f"the field '{field}' occurs twice in one object")
 
-    _parse(text, object_pairs_hook=check, parse_int=str)
+    _validate_json(text, object_pairs_hook=check, parse_int=str)
 
 
 def _cleaned(value: object, *, multiline: bool = False) -> object:
@@ -172,12 +172,12 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
     return value
 
 
-def _parse(text: str, **how: Any) -> object:
-    """Parse with `json.loads`, since its errors have line numbers; msgspec's have byte offsets."""
+def _validate_json(text: str, **how: Any) -> None:
+    """Raise a `DecodeError` for invalid JSON, with a line number, which msgspec does not give."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
-        return json.loads(text, **how)
+        json.loads(text, **how)
     except json.JSONDecodeError as error:
         place, problem = f"column {error.colno}", f"this is not JSON: {error.msg}"
         raise DecodeError(place, problem, line=error.lineno) from None

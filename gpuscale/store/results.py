@@ -79,13 +79,12 @@ def validate_writable(folder: Path) -> None:
         raise FileError(nearest, f"{error.problem}, with --results FILE") from None
 
 
-def leave_out(path: Path, reason: str | None) -> Results:
-    """Store in a results file why it is excluded (None: it is not); return its results."""
+def leave_out(path: Path, reason: str | None) -> None:
+    """Store in a results file why it is excluded (None: it is not)."""
     with ResultsFile(path) as locked, files.file_errors(path):
-        marked = replace(locked.results, left_out=reason)
+        header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")
-        files.replace_file(path, encode_header(marked).encode() + b"\n" + runs)
-    return marked
+        files.replace_file(path, header.encode() + b"\n" + runs)
 
 
 def create_results(path: Path, head: Results) -> "ResultsFile":
