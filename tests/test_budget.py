@@ -12,8 +12,9 @@ from statements import known
 
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
 from gpuscale.analysis.steps import EfficiencyBudget, efficiency_budgets
-from gpuscale.records import EntryKey, Estimate, Phases, Run, Statement
+from gpuscale.records import EntryKey, Estimate, Run, Statement
 from gpuscale.records.configuration import DataKind
+from gpuscale.records.evidence import Phases
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.show.step_parts import budget_lines, budget_text
 

@@ -17,9 +17,9 @@ from gpuscale.measure.schedulers.placement import place
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, skip_reason
-from gpuscale.records import Environment, Failure, GpuDevice, NodeEvidence, RankReport, Run, Window
+from gpuscale.records import Environment, Failure, GpuDevice, NodeEvidence, Run
 from gpuscale.records.environment import without_software
-from gpuscale.records.evidence import Library, ProcessSoftware
+from gpuscale.records.evidence import Library, ProcessSoftware, RankReport, Window
 from gpuscale.records.request import CommandOutcome, Measurement, RankOutcome, RankWindow
 from gpuscale.store.results import read_results
 from gpuscale.workload.cases import TrainingCase

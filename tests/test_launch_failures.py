@@ -19,7 +19,8 @@ from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
 from gpuscale.measure.worker.user_code import _load_module, traceback_text
-from gpuscale.records import Failure, RankReport
+from gpuscale.records import Failure
+from gpuscale.records.evidence import RankReport
 from gpuscale.records.request import RankFailure
 
 # As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).

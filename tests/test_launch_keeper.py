@@ -20,7 +20,8 @@ from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ThisNode, rank_variables
 from gpuscale.measure.telemetry.summary import telemetry_of
-from gpuscale.records import TimingPlan, Window
+from gpuscale.records import TimingPlan
+from gpuscale.records.evidence import Window
 
 HANGING = """
 import os, pathlib, time

@@ -12,7 +12,8 @@ from gpuscale.measure.worker.loop import measure, own_pace_s, steps_per_mark, wa
 from gpuscale.measure.worker.phases import Phase, PhaseClock
 from gpuscale.measure.worker.training import Training
 from gpuscale.measure.worker.windows import window_plan
-from gpuscale.records import Phases, TimingPlan
+from gpuscale.records import TimingPlan
+from gpuscale.records.evidence import Phases
 
 PLAN = TimingPlan(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
 

@@ -26,7 +26,8 @@ from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, validate_micro_batches
-from gpuscale.records import Phases, Run, RunRequest, with_measured
+from gpuscale.records import Run, RunRequest, with_measured
+from gpuscale.records.evidence import Phases
 from gpuscale.reports.show.step_parts import budget_lines, phase_lines
 from gpuscale.store.results import read_results
 

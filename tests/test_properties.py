@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import sides_of
-from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
+from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.cause import Cause, CauseKind
+from gpuscale.records.evidence import Phases, RankReport
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import next_step, whole_line
 from gpuscale.reports.reason_words import reason_text, statement_text

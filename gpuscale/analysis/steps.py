@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of, valid_by_point
 from gpuscale.base.strategies import is_pipeline
-from gpuscale.records import Configuration, EntryKey, Estimate, Phases, PointKey, Run
+from gpuscale.records import Configuration, EntryKey, Estimate, PointKey, Run
+from gpuscale.records.evidence import Phases
 
 
 class Part(StrEnum):

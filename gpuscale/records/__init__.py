@@ -7,16 +7,7 @@ from gpuscale.records.baseline import Baseline, Hardware, PublishedFigure, Toler
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
-from gpuscale.records.evidence import (
-    Failure,
-    FailureKind,
-    GpuSummary,
-    HostLoad,
-    NodeEvidence,
-    Phases,
-    RankReport,
-    Window,
-)
+from gpuscale.records.evidence import Failure, FailureKind, GpuSummary, HostLoad, NodeEvidence
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.probes import NodeProbe, Probe
 from gpuscale.records.request import RunRequest, TimingPlan

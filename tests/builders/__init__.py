@@ -16,19 +16,17 @@ from gpuscale.records import (
     GpuDevice,
     GpuSummary,
     Hardware,
-    Phases,
     PublishedFigure,
-    RankReport,
     Results,
     Run,
     RunRequest,
     TimingPlan,
     Tolerances,
-    Window,
     with_measured,
     without_windows,
 )
 from gpuscale.records.baseline import Source
+from gpuscale.records.evidence import Phases, RankReport, Window
 from gpuscale.records.record import to_json
 from gpuscale.records.request import CommandRequest
 from gpuscale.reports.show import Shown

@@ -24,12 +24,10 @@ from gpuscale.records import (
     GpuDevice,
     GpuSummary,
     Node,
-    Phases,
-    RankReport,
     Results,
     Run,
-    Window,
 )
+from gpuscale.records.evidence import Phases, RankReport, Window
 from gpuscale.store.results import create_results
 
 EPOCH = datetime(2096, 3, 1, 2, 0, tzinfo=UTC)

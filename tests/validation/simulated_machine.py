@@ -18,16 +18,8 @@ from numpy.typing import NDArray
 
 from gpuscale.analysis.steadiness import steadiness
 from gpuscale.judge.baseline import baseline_from_results
-from gpuscale.records import (
-    Baseline,
-    Failure,
-    GpuDevice,
-    Results,
-    Run,
-    Tolerances,
-    Window,
-    with_measured,
-)
+from gpuscale.records import Baseline, Failure, GpuDevice, Results, Run, Tolerances, with_measured
+from gpuscale.records.evidence import Window
 
 GPUS = (1, 2, 4, 8)
 STEP_TIMES_S: Mapping[str, tuple[float, ...]] = {

@@ -27,7 +27,7 @@ from gpuscale.base.process_ends import KEEPERS_S, RUN_S, STEP_S
 from gpuscale.measure.launch.mpirun import OrderSocket
 from gpuscale.measure.run_directory import LAUNCHER_LOG, RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
-from gpuscale.records import RankReport
+from gpuscale.records.evidence import RankReport
 
 END = "end"
 """The order to end all ranks; every other order is a job for the ranks."""

@@ -26,7 +26,8 @@ from gpuscale.measure.worker.user_code import (
     too_few_outputs,
     traceback_text,
 )
-from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
+from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.evidence import RankReport
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 
 _NCCL_LINES = 4

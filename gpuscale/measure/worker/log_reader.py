@@ -23,7 +23,8 @@ from gpuscale.measure.worker.windows import (
     comes_in_bursts,
     windows_of,
 )
-from gpuscale.records import Failure, FailureKind, RunRequest, Window
+from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.evidence import Window
 from gpuscale.records.request import CommandOutcome, FigureOutcome
 from gpuscale.workload.command_case import NO_BATCH
 from gpuscale.workload.log_formats import FORMATS, Recognition

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpuscale.records import Phases
+from gpuscale.records.evidence import Phases
 
 
 class Phase(IntEnum):
