@@ -107,10 +107,6 @@ class Place:
         return set[int]().union(*counts), found[LOCAL_COUNT_VARIABLE]
 
 
-_RANK_PYTHON = Path(__file__).with_name("rank_python.sh")
-"""Script that torchrun starts in place of Python; it redirects a rank's output to pipes."""
-
-
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
     """Start the command, and let `output` read its pipes; raise CommandError if it cannot start.
 
@@ -199,7 +195,9 @@ def _device_variables(devices: Sequence[int]) -> dict[str, str]:
 
 def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
     """Create and listen to named pipes for each rank that torchrun may start on this node."""
-    python = shutil.copyfile(_RANK_PYTHON, folder / "python")
+    # torchrun starts this script in place of Python; it redirects a rank's output to the pipes.
+    script = Path(__file__).with_name("rank_python.sh")
+    python = shutil.copyfile(script, folder / "python")
     python.chmod(0o755)
     for number in range(ranks):
         for stream in ("out", "err"):

@@ -47,6 +47,8 @@ class Strategy:
         """The device of inputs and of the loss."""
         self.devices = request.devices
         """All CUDA devices that this process drives; empty on CPU."""
+        self.shares = self.world_size
+        """The number of ranks among which the samples of a step are divided."""
 
     def barrier(self) -> None:
         """Return once every rank has reached this point."""
@@ -54,11 +56,6 @@ class Strategy:
     def largest(self, value: float) -> float:
         """Return the largest of the values that the ranks pass; every rank gets the same result."""
         return value
-
-    @property
-    def shares(self) -> int:
-        """The number of ranks among which the samples of a step are divided."""
-        return self.world_size
 
     def gathered(self, own: T) -> list[T]:
         """Return all ranks' objects, in order of rank, on rank 0; an empty list on other ranks."""

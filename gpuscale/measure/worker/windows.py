@@ -99,11 +99,8 @@ class Series:
 
     def median_speed(self, begin_s: float, end_s: float) -> float | None:
         """Return the median samples/s reported between two times; None after too few reports."""
-        speeds = [
-            speed
-            for at_s, speed in self.speeds
-            if begin_s < at_s <= end_s and math.isfinite(speed) and speed > 0
-        ]
+        within = (speed for at_s, speed in self.speeds if begin_s < at_s <= end_s)
+        speeds = [speed for speed in within if 0 < speed < math.inf]
         return statistics.median(speeds) if len(speeds) >= _FEWEST_SPEEDS else None
 
     def interrupt(self) -> None:
@@ -169,10 +166,8 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
     If no line arrives at the end of a group, the end time is interpolated, as between updates of a
     progress bar. If several lines are read at the same time, only the last line counts.
     """
-    stretch = [
-        *(point for point, after in pairwise(stretch) if point.at_s < after.at_s),
-        stretch[-1],
-    ]
+    last_of_each_time = [point for point, after in pairwise(stretch) if point.at_s < after.at_s]
+    stretch = [*last_of_each_time, stretch[-1]]
     begin_s, until = stretch[0].at_s, stretch[0].step + steps
     for earlier, later in pairwise(stretch):
         while later.step >= until:

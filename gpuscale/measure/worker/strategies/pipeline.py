@@ -30,17 +30,14 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
+        # Every stage needs all samples.
+        self.shares = 1
         self._is_first, self._is_last = self.rank == 0, self.rank == self.world_size - 1
         self._micro_batches = (request.configuration.micro_batches or 1) * request.gpus
         # Stages on several GPUs cannot train without communication.
         self.can_pause = self.world_size == 1
         self._schedule: ScheduleGPipe | None = None
         self._divides_alone = False
-
-    @property
-    def shares(self) -> int:
-        """Number of parts into which ranks split a batch: 1, as every stage needs all samples."""
-        return 1
 
     def part_of(self, batch: Batch) -> Batch:
         if self.world_size == 1:
