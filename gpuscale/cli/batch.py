@@ -125,10 +125,7 @@ def _power_of_two(number: int) -> int:
 
 
 def has_fitted(run: Run, batch: int, fitted: int) -> bool:
-    """Return False if memory ran out; raise a GpuscaleError if the run failed for another reason.
-
-    `fitted` is the largest batch that has fitted so far; 0 if none.
-    """
+    """Return False if memory ran out; raise a GpuscaleError if the run failed otherwise."""
     failure = run.failure
     if failure is None or failure.kind == "unsteady":
         return True

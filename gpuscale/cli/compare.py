@@ -96,10 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 def reference_of_file(
     path: Path, content: Results | Baseline, results: Sequence[Results]
 ) -> Reference:
-    """Return the content of a file as a reference.
-
-    Raise a FileError if the file contains any run that is to be judged.
-    """
+    """Return a file's content as a reference; raise a FileError if it has a run to be judged."""
     if isinstance(content, Baseline):
         return Reference(path, content, "baseline")
     identities = {run.identity for after in results for run in after.runs}

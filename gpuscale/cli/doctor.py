@@ -21,9 +21,6 @@ from gpuscale.records.record import document_text
 from gpuscale.reports.doctor_text import doctor_text, probes_text
 from gpuscale.store.results import RESULTS_FOLDER
 
-_PROBES = (MATRIX, SEND)
-_SECONDS = 1.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -70,7 +67,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     with closing(launcher):
-        nodes = probe_nodes(launcher, _PROBES, seconds=_SECONDS, launches=1)
+        nodes = probe_nodes(launcher, (MATRIX, SEND), seconds=1.0, launches=1)
     findings = (*find_slow(nodes, leaf_switches()), *find_port_faults(nodes))
     document = document_text("gpuscale-doctor-nodes", nodes=nodes, findings=findings)
     return probes_text(nodes, findings), document, bool(findings)

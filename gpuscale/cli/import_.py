@@ -14,8 +14,6 @@ from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.store.imports.session import Defaults, ImportFolder, Session
 from gpuscale.store.imports.sources import SOURCES, ImportedTool, sessions_of
 
-_MOST_NAMED = 3
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = "; ".join(f"{name}: {source.words}" for name, source in SOURCES.items())
@@ -102,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"from {counted(read, 'file')}{known}"
     )
     if without:
-        named = listed([f"{name}: {n} ×" for name, n in without.most_common()], _MOST_NAMED)
+        named = listed([f"{name}: {n} ×" for name, n in without.most_common()], 3)
         say(f"left out: {named}")
     if nights:
         say(f"next: gpuscale history {place}, or gpuscale compare --history {place}")
@@ -117,10 +115,7 @@ def directions_of(arguments: argparse.Namespace) -> dict[str, bool]:
 def sessions_in(
     paths: Sequence[Path], source: ImportedTool, defaults: Defaults, *, alone: bool
 ) -> Iterator[tuple[Path, list[Session]]]:
-    """Yield each file with its sessions; for a file that cannot be read, print a message.
-
-    If there is only one file (`alone`), raise a FileError instead of printing.
-    """
+    """Yield each file with its sessions; print why a file cannot be read, or raise if `alone`."""
     for path in paths:
         try:
             sessions = sessions_of(path, source, defaults)

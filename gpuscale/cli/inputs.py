@@ -130,10 +130,7 @@ def is_folder(path: Path) -> bool:
 
 
 def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Path]:
-    """Yield the files below a folder whose names `is_wanted` accepts.
-
-    Follow links to folders, and skip hidden folders.
-    """
+    """Yield files with wanted names below a folder; follow links to folders, skip hidden ones."""
 
     def skip_unreadable(problem: OSError) -> None:
         remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")

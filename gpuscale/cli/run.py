@@ -103,10 +103,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[comman
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """Return the name of the first script in the command, or else the program's name.
-
-    The script may also be inside shell code, as in `sh -c "python train.py"`.
-    """
+    """Return the name of the first script, even in `sh -c "python train.py"`, or the program's."""
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name

@@ -102,10 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
-    """Return the request for the job, from the profile and the options on the command line.
-
-    Raise a UsageError if a GPU count is missing, or if the baseline has none of the GPU counts.
-    """
+    """Return the request for the job; raise a UsageError if the baseline lacks its GPU counts."""
     profile = with_options(find_profile(arguments.profile), vars(arguments))
     gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))
     measure, judge = replace(profile.measure, gpus=gpus), profile.judge
@@ -172,10 +169,7 @@ def _count_cases(request: JobRequest) -> int:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print what would be submitted; return True if `yes` is set or the user confirms.
-
-    Raise a UsageError if there is no terminal to ask in.
-    """
+    """Print what would be submitted and, unless `yes`, ask; raise UsageError without a terminal."""
     say(announcement)
     if yes:
         return True

@@ -30,8 +30,6 @@ from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _MOST_NAMED = 8
-_SCRIPTS = (".py", ".sh")
-_DIGEST_CHARACTERS = 12
 _REMEDY = "measure into a new file, without --resume"
 _Change = tuple[str, object, object]
 """A name, and its values before and now."""
@@ -88,8 +86,8 @@ class Recorder:
         for name, path in files.items():
             # A word may be none of a readable file, such as a pattern, or lines for `sh -c`.
             with suppress(OSError, ValueError):
-                if name.endswith(_SCRIPTS):
-                    scripts[name] = sha256(path.read_bytes()).hexdigest()[:_DIGEST_CHARACTERS]
+                if name.endswith((".py", ".sh")):
+                    scripts[name] = sha256(path.read_bytes()).hexdigest()[:12]
         self.environment = replace(self.environment, scripts=scripts)
         if self.resumed is not None:
             then = self._before.environment

@@ -91,10 +91,7 @@ def header_lines(
     *,
     is_command: bool = False,
 ) -> Iterator[str]:
-    """Yield lines about the machine, and warnings that apply to all measurements on it.
-
-    `load` is the load on the host while gpuscale examined it, before the runs.
-    """
+    """Yield lines about the machine, and warnings; `load` is the host's before the runs."""
     if options.injections:
         yield injection_warning(options.injections)
     if kind := GPU_KINDS.get(device := environment.device):

@@ -81,10 +81,7 @@ class Kind(ABC):
 
     @abstractmethod
     def setting(self, applied: Applied) -> Setting:
-        """Create an environment if necessary, and return how to start runs in it.
-
-        Raise an EnvironmentBuildError if the environment cannot be created.
-        """
+        """Make an environment if necessary, or raise EnvironmentBuildError; return its setting."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -82,10 +82,7 @@ def side_of(path: Path) -> BisectionSide:
 def differences_elsewhere(
     good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
 ) -> list[str]:
-    """Return differences between recorded environments other than packages, such as the driver.
-
-    Environment variables named in `tried` are left out.
-    """
+    """Return recorded differences besides packages and the `tried` variables, such as drivers."""
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}
     changes = environment_changes(good.recorded, bad.recorded)

@@ -137,10 +137,7 @@ class NightJob:
         return results.exists() and results.stat().st_size > 0
 
     def _judge(self) -> int | None:
-        """Compare the results with the baseline, and save the comparison in all formats.
-
-        Return the exit code of the comparison; None if nothing was compared.
-        """
+        """Save the comparison in all formats, and return its exit code; None if there is none."""
         results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
         nights = Path(self._history).rglob("*.jsonl") if self._history else ()
         others = (path for path in nights if not path.parent.samefile(self.folder))
