@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.text import no_such, visible
+from gpuscale.base.text import counted, no_such, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare_sides, with_levels
@@ -20,7 +20,6 @@ from gpuscale.records import Baseline, Comparison, Results, Run
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
 

@@ -61,9 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write the shipped cases, published baselines, a profile for this cluster's scheduler and "
         "a README into a folder. Nothing is overwritten."
     )
-    parser.add_argument(
-        "folder", metavar="DIR", type=Path, help="the folder, which may not exist yet"
-    )
+    text = "the folder, which may not exist yet"
+    parser.add_argument("folder", metavar="DIR", type=Path, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

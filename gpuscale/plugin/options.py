@@ -191,8 +191,7 @@ class MeasureOptions:
         "--timeout S",
         "end a run that takes longer, and print the stack of every rank",
         type=parse_seconds,
-        default=600.0,
-        otherwise="600",
+        default=600,
         owner="pytest_timeout",
     )
     results: Path | None = option(

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -22,7 +21,7 @@ from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.measure.telemetry.summary import telemetry_of
 from gpuscale.plugin.items import ItemPlan, NoRun
-from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
 from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment, with_printed
 from gpuscale.plugin.terminal import own_stream, progress_line, relative
@@ -51,15 +50,14 @@ def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
     )
 
 
-def maker_for(
-    options: MeasureOptions, *, here: Path, root: Path, command: type[CommandCase] | None
-) -> "RunMaker":
+def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunMaker":
     """Examine this machine, open the results file, and return the session's `RunMaker`.
 
     `command` is the case of `gpuscale run`; None in other sessions.
     """
-    file = options.resume or options.results
-    folder = here / RESULTS_FOLDER if file is None else file.parent
+    options = parse_options(vars(config.option))
+    file, root = options.resume or options.results, str(config.rootpath)
+    folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
     validate_writable(folder)
     launcher = Launcher(
         options.launcher,
@@ -69,7 +67,7 @@ def maker_for(
         preloads=command is None,
     )
     # Ends with `-dirty` if the cases' folder has uncommitted changes.
-    revision = answer_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
+    revision = answer_of(["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"])
     with ThreadPoolExecutor(max_workers=1) as pool:
         # Import modules here while the process that will fork the ranks does the same. A case that
         # needs a broken or absent module reports the error.

@@ -28,7 +28,6 @@ from gpuscale.plugin.items import (
     uses_scaling,
     validate_use_of_scaling,
 )
-from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
 from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
 from gpuscale.records import HostLoad, Run
@@ -50,8 +49,7 @@ def start_session(config: pytest.Config) -> None:
     try:
         plugins = config.pluginmanager.get_plugins()
         command = next((p.case for p in plugins if isinstance(p, CommandItem)), None)
-        here, root = config.invocation_params.dir, config.rootpath
-        maker = maker_for(parse_options(vars(config.option)), here=here, root=root, command=command)
+        maker = maker_for(config, command)
     except GpuscaleError as error:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None

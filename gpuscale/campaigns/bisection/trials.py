@@ -140,11 +140,8 @@ class TrialRunner:
         except EnvironmentBuildError as error:
             log.write_text(str(error))
             return
-        variables = {**os.environ, "TMPDIR": os.fspath(self.scratch)}
-        for name, value in setting.variables.items():
-            variables.pop(name, None)
-            if value is not None:
-                variables[name] = value
+        given = {**os.environ, "TMPDIR": os.fspath(self.scratch), **setting.variables}
+        variables = {name: value for name, value in given.items() if value is not None}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 self._command(setting, path),
