@@ -26,8 +26,7 @@ _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 def default_results_path(folder: Path, now: datetime) -> Path:
     """Return a path for a new file in the folder; names start with the UTC date and sort by age."""
-    dated = now.astimezone(UTC)
-    moment = f"{dated:%Y-%m-%dT%H%M%S.%f}"[:-3]
+    moment = f"{now.astimezone(UTC):%Y-%m-%dT%H%M%S.%f}"[:-3]
     return folder / f"{moment}Z-{secrets.token_hex(3)}.jsonl"
 
 

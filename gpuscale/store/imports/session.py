@@ -213,11 +213,11 @@ class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Set the folder; `better` (True by metric if more is better) overrides stored values."""
-        self._path, self._state, state = path, _State(), path / _STATE
+        """Open a folder; `better` (True by metric if more is better) overrides stored values."""
+        self._path, self._state = path, _State()
         with file_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-        if state.exists():
+        if (state := path / _STATE).exists():
             self._state = read_with(state, lambda text: from_json(_State, text))
         self._state.more_is_better |= better
 
