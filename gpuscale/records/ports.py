@@ -18,8 +18,6 @@ _CXI = "device/telemetry"
 MOST_GROWTH = 2**60
 """Largest plausible growth of a counter in a run; larger growth is treated as unknown."""
 _Rate = Annotated[float, Meta(ge=0, le=1e6)]
-_Grown = Annotated[int, Meta(ge=0, le=MOST_GROWTH)]
-_USABLE = (None, "active", "active_defer", "up", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class Port(Record, frozen=True, kw_only=True):
     pcie_gt_s: _Rate | None = None
     """Transfer rate of each PCIe lane, in gigatransfers per second."""
     pcie_width: PositiveCount | None = None
-    growth: Mapping[Name, _Grown] = {}
+    growth: Mapping[Name, Annotated[int, Meta(ge=0, le=MOST_GROWTH)]] = {}
     """Growth of each counter that grew during the run (see `PORT_COUNTERS`)."""
     at_least: tuple[Name, ...] = ()
     """Counters that were reset or reached their maximum, so their growth is a lower bound."""
@@ -122,7 +120,7 @@ class Port(Record, frozen=True, kw_only=True):
     @property
     def is_usable(self) -> bool:
         """True if the port's state permits traffic or is unknown."""
-        return self.state in _USABLE
+        return self.state in (None, "active", "active_defer", "up", "unknown")
 
     def growth_of(self, counter: str) -> int | None:
         """Return the growth of a counter over the run; None if unknown."""
