@@ -66,17 +66,11 @@ class FileError(GpuscaleError):
     """
 
     def __init__(
-        self,
-        path: object,
-        problem: str,
-        *,
-        place: str = "",
-        line: int | None = None,
-        rows: Sequence[str] = (),
+        self, path: object, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
     ) -> None:
         self.problem = "\n  ".join(map(escaped, (problem, *rows)))
-        named = escaped(f"{path}" if line is None else f"{path}:{line}")
-        super().__init__(": ".join(filter(None, (named, escaped(place), self.problem))))
+        place = f"{path}" if line is None else f"{path}:{line}"
+        super().__init__(f"{escaped(place)}: {self.problem}")
 
 
 class DecodeError(GpuscaleError):

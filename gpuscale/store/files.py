@@ -104,13 +104,12 @@ def decode_content(path: Path, content: bytes, decode: Callable[[str], _T]) -> _
     try:
         return decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        place, line = f"byte {error.start + 1}", content.count(b"\n", 0, error.start) + 1
-        problem = "is not UTF-8 text; unpack it, or save it as UTF-8"
-        raise FileError(path, problem, place=place, line=line) from None
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = f"byte {error.start + 1}: is not UTF-8 text; unpack it, or save it as UTF-8"
+        raise FileError(path, problem, line=line) from None
     except DecodeError as error:
-        raise FileError(
-            path, error.problem, place=error.place, line=error.line, rows=error.rows
-        ) from None
+        problem = ": ".join(filter(None, (error.place, error.problem)))
+        raise FileError(path, problem, line=error.line, rows=error.rows) from None
 
 
 def validate_readable(path: Path) -> None:
