@@ -201,21 +201,12 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     all_df = math.fsum(sample.df for sample in samples)
     priors: list[Term | None] = []
     for sample, variance in zip(samples, variances, strict=True):
-        median = _median_without(deviations, None if variance is None else math.sqrt(variance))
+        others = [*deviations]
+        if variance is not None:
+            del others[bisect_left(others, math.sqrt(variance))]
         df = min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df))
-        priors.append(None if median is None else Term(variance=median**2, df=df))
+        priors.append(Term(variance=statistics.median(others) ** 2, df=df) if others else None)
     return priors
-
-
-def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
-    """Return the median of sorted numbers without one occurrence of `one`; None if none is left."""
-    # Nothing is copied or sorted, since this is called for each of thousands of entries.
-    left_out = len(ordered) if one is None else bisect_left(ordered, one)
-    count = len(ordered) - (one is not None)
-    if count == 0:
-        return None
-    low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
-    return (low + high) / 2
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
