@@ -83,7 +83,7 @@ class Pairing:
 
 
 def _change(
-    name: QuantityName,
+    name: str,
     before: SideSample,
     after: SideSample,
     limits: Limits,
@@ -207,20 +207,13 @@ def metric_changes(
         )
         for row, changes in zip(rows, found, strict=True):
             if (key := row.points[0]) in samples[1]:
-                old, new = SideSample((samples[0][key],)), SideSample((samples[1][key],))
-                allowed = limits(row.key, spec.name)
-                quantity = Quantity(
-                    name=spec.name,
-                    gain=gain_of(old, new, deviation=allowed.allocation_deviation),
-                    limits=allowed,
-                    rates=rates,
-                    loss_of=neg if spec.in_points else relative_rise,
-                )
+                old, new = (_side_sample(side, key) for side in samples)
+                quantity = _change(spec.name, old, new, limits(row.key, spec.name), rates)
                 change = MetricChange(
                     spec=spec,
                     before=_in_unit(spec, usual_estimate(old, new), steps_s[key]),
                     after=_in_unit(spec, new.own_estimate(), steps_s[key]),
-                    quantity=quantity,
+                    quantity=replace(quantity, loss_of=neg if spec.in_points else relative_rise),
                 )
                 changes.append(change)
     return found
