@@ -98,7 +98,7 @@ class MadeTime:
         self.host_s = max(self.host_s, self.device_s)
 
     def step(self, asked: Faults, *, host_s: float, device_s: float) -> None:
-        asked.at_step()
+        asked.at_step(1)
         with asked.in_forward():
             self.host_s += host_s
             self.device_s = max(self.device_s, self.host_s) + device_s

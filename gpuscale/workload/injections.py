@@ -78,7 +78,6 @@ class Faults:
         """Seconds of delay that are still due; negative if sleeps have overrun."""
         self._forward_times_s: list[float] = []
         self._steps_per_forward: float | None = None
-        self._steps = 0
 
     def set_pace(self, pace_s: float) -> None:
         """Set the rank's own seconds per step, to which the injected slowdown is proportional."""
@@ -87,16 +86,15 @@ class Faults:
             own_s = pace_s - self._data_s
             self._steps_per_forward = own_s / statistics.median(self._forward_times_s)
 
-    def at_step(self) -> None:
-        """Hang or crash if an injection is due at this step."""
-        self._steps += 1
+    def at_step(self, number: int) -> None:
+        """Hang or crash if an injection is due at this step, counted from 1."""
         if self._slower_by and self._steps_per_forward is None:
             self._forward_times_s.append(0.0)
-        if self._steps in self._hang_at:
+        if number in self._hang_at:
             # In a loop, since signal.pause returns after a handled signal.
             while True:
                 signal.pause()
-        if self._steps in self._crash_at:
+        if number in self._crash_at:
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def in_data(self) -> None:

@@ -141,8 +141,8 @@ class Training:
         """
         clock, strategy = self.clock, self.strategy
         clock.begin_step()
-        self.faults.at_step()
         self._steps += 1
+        self.faults.at_step(self._steps)
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
         self.faults.in_data()

@@ -79,8 +79,8 @@ class LightningTraining(Training):
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
                 self.clock.begin_step()
-                self.faults.at_step()
                 self._steps += 1
+                self.faults.at_step(self._steps)
                 self.faults.in_data()
                 self._losses = []
                 for _ in range(self._accumulate):
