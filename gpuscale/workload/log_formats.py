@@ -68,7 +68,10 @@ def read_tqdm(line: str) -> Mark | None:
     is_bar = " [" in line and ("<" in line or "it [" in line)
     bar = TQDM.search(line) if is_bar else None
     if bar is None:
-        return _read_between_bars(line)
+        if "'eval_loss'" in line or "'eval_runtime'" in line:
+            return VALIDATION
+        found = HF_LOSS.search(line)
+        return found and mark_of(found.groupdict())
     if (bar["unit"] or "it") not in TQDM_STEPS:
         return None
     description = line[: bar.start()]
@@ -84,13 +87,6 @@ def read_tqdm(line: str) -> Mark | None:
         total_steps=whole(bar["total"]),
         loss=loss and number(loss["loss"]),
     )
-
-
-def _read_between_bars(line: str) -> Mark | None:
-    if "'eval_loss'" in line or "'eval_runtime'" in line:
-        return VALIDATION
-    found = HF_LOSS.search(line)
-    return found and mark_of(found.groupdict())
 
 
 _LOSS = rf"\bloss[\s:=]*(?P<loss>{NUMBER})"

@@ -13,6 +13,7 @@ from importlib import metadata
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
+from gpuscale.base.text import counted
 from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import read_settings
@@ -169,10 +170,9 @@ def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
         yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
     yield from _inactive_links(gpu, most_links)
     if uncorrected := answers.get("ecc_uncorrected"):
-        errors = "memory error" if uncorrected == 1 else "memory errors"
         yield (
-            f"had {uncorrected} {errors} that ECC could not correct since its last reset: "
-            "drain the node and reset the GPU, and have it replaced if they come back"
+            f"had {counted(uncorrected, 'memory error')} that ECC could not correct since its last "
+            "reset: drain the node and reset the GPU, and have it replaced if they come back"
         )
     slow = [reason for reason in answers.get("clock_event_reasons", ()) if reason in _SLOWDOWNS]
     if slow:

@@ -129,7 +129,7 @@ class Series:
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
     """Divide the points after the warm-up into windows; None before the end of the warm-up."""
-    if not stretches or (warmed_up := _after_warmup(stretches, timing)) is None:
+    if (warmed_up := _after_warmup(stretches, timing)) is None:
         return None
     rest, warmup_steps, warmup_s = warmed_up
     left = [stretch for stretch in rest if len(stretch) > 1]
