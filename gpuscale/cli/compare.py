@@ -16,7 +16,7 @@ from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_n
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
-from gpuscale.records import Baseline, Comparison, Results, Run
+from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         reference = reference_of_nights(before, read, results)
     else:
         reference = reference_of_file(before, content, results)
-    comparison = judged(reference, results, paths, arguments)
-    _write(outputs, view_of(comparison, results))
-    return comparison.exit_code
+    view = judged(reference, results, paths, arguments)
+    _write(outputs, view)
+    return view.exit_code
 
 
 def reference_of_file(
@@ -124,8 +124,8 @@ def judged(
     results: Sequence[Results],
     files: Sequence[Path],
     arguments: argparse.Namespace,
-) -> Comparison:
-    """Judge the selected rows of results, and add likely causes, notes and file names."""
+) -> View:
+    """Judge the selected rows of results; show likely causes, notes and file names with them."""
     sides = sides_of(reference.baseline, results)
     chosen = compare_sides(sides, inputs.choice_of(arguments))
     comparison = diagnose(sides, chosen)
@@ -134,12 +134,13 @@ def judged(
     comparison = with_environment_changes(comparison, sides)
     named = [path for path in (reference.path,) if path is not None]
     before, after = (tuple(visible(str(path)) for path in of) for of in (named, files))
-    return replace(
+    comparison = replace(
         comparison,
         baseline_kind=reference.kind,
         before=replace(comparison.before, files=before),
         after=replace(comparison.after, files=after),
     )
+    return view_of(comparison, results)
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:

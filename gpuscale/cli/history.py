@@ -10,7 +10,6 @@ from gpuscale.cli import inputs
 from gpuscale.cli.compare import judged, reference_of_nights
 from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare.earlier import last_night
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store.results import RESULTS_FOLDER
@@ -28,13 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     nights = read_nights(arguments.paths or [default_folder()])
-    inputs.validate_choice(nights, arguments)
-    history = history_of(nights, inputs.choice_of(arguments))
+    history = history_of(nights, inputs.choice_of(arguments, nights))
     results, verdict = last_night(nights), None
     tonight = {each.allocation_of(run) for each in results for run in each.runs}
     # The last night may be the only one, or lack the chosen rows.
     if len(history.nights) > 1 and history.nights[-1].allocation in tonight:
         reference = reference_of_nights(None, nights, results)
-        verdict = view_of(judged(reference, results, [], arguments), results).headline[0]
+        verdict = judged(reference, results, [], arguments).headline[0]
     inputs.say(render(history, Screen.of(sys.stdout), verdict))
     return ExitCode.OK

@@ -198,16 +198,13 @@ def add_text_or_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 
 
-def choice_of(arguments: argparse.Namespace) -> Choice:
-    """Return the rows that the options of `add_selection` choose."""
-    return Choice(cases=arguments.case, gpus=arguments.gpus)
-
-
-def validate_choice(contents: Sequence[Results | Baseline], arguments: argparse.Namespace) -> None:
-    """Raise a UsageError with the known ones for a case or number of GPUs that no row has."""
+def choice_of(arguments: argparse.Namespace, contents: Sequence[Results | Baseline] = ()) -> Choice:
+    """Return the rows that the options choose; raise UsageError for one that the contents lack."""
+    choice = Choice(cases=arguments.case, gpus=arguments.gpus)
     keys = [run.key for content in contents for run in content.runs]
     keys += [row.key for each in contents if isinstance(each, Baseline) for row in each.published]
-    choice_of(arguments).validate(keys)
+    choice.validate(keys)
+    return choice
 
 
 def selected(content: _Content, choice: Choice) -> _Content:

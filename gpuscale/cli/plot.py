@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs.validate_output(output, [*paths, before])
     if arguments.figure == "history":
         nights = read_nights(paths or [default_folder()])
-        inputs.validate_choice(nights, arguments)
-        choice = inputs.choice_of(arguments)
+        choice = inputs.choice_of(arguments, nights)
         history = history_of(nights, choice)
         measurements = Measurements(
             history=history, regressed=regressed_rows(judged_nights(nights, choice))
@@ -76,20 +75,20 @@ def _measurements(
     paths: Sequence[Path], before: Path | None, arguments: argparse.Namespace
 ) -> Measurements:
     """Read the measurements of the cases and, if requested, a baseline to plot for comparison."""
-    first, choice = read_any(paths[0]), inputs.choice_of(arguments)
+    first = read_any(paths[0])
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
-        inputs.validate_choice([first], arguments)
-        return Measurements(baseline=inputs.selected(first, choice), origins=[_origin(first)])
+        chosen = inputs.selected(first, inputs.choice_of(arguments, [first]))
+        return Measurements(baseline=chosen, origins=[_origin(first)])
     results = inputs.read_all_results(paths)
     if len(results) < len(paths):
         paths = [path for path in paths if read_results(path).left_out is None]
     content = None if before is None else inputs.read_content(before)
     baseline = as_baseline(content, before.stem) if content and before else None
+    choice = inputs.choice_of(arguments, [*results, *([baseline] if baseline else [])])
     earlier = inputs.selected(content, choice).runs if isinstance(content, Results) else ()
-    inputs.validate_choice([*results, *([baseline] if baseline else [])], arguments)
     files = [inputs.selected(file, choice) for file in results]
     runs, outlying = [run for file in files for run in file.runs], 0
     if before is not None and baseline is not None:

@@ -20,7 +20,6 @@ from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.spread import without_outliers
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
 from gpuscale.reports.page.sections import report_html
@@ -74,9 +73,9 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
     nights = read_nights([*folders, *files]) if folders else []
     results = inputs.read_all_results(files) if files else last_night(nights)
-    if before is None and earlier is None:
-        inputs.validate_choice(results, arguments)
-    history, choice = None, inputs.choice_of(arguments)
+    # The comparison with a baseline or earlier nights validates the choice itself.
+    known = results if before is None and earlier is None else ()
+    history, choice = None, inputs.choice_of(arguments, known)
     if nights:
         try:
             history = history_of(nights, choice)
@@ -94,7 +93,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
         reference = reference_of_file(before, inputs.read_content(before), results)
     else:
         return subject
-    view = view_of(judged(reference, results, files, arguments), results)
+    view = judged(reference, results, files, arguments)
     # What the verdict leaves out is not drawn either.
     baseline = without_outliers(reference.baseline, results)
     kept = {run.identity for run in baseline.runs}

@@ -26,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     path = arguments.file or inputs.newest_input()
     content = inputs.read_content(path)
-    inputs.validate_choice([content], arguments)
     shown = Shown(
-        content=inputs.selected(content, inputs.choice_of(arguments)),
+        content=inputs.selected(content, inputs.choice_of(arguments, [content])),
         path=path,
         steps=arguments.steps,
         phases=arguments.phases,

@@ -63,8 +63,7 @@ class Commits(Kind):
         shutil.rmtree(clone, ignore_errors=True)
         self._git("clone", "-q", "--shared", "--no-checkout", str(self._top), str(clone))
 
-    def content(self, applied: Applied) -> str:
-        """Return the hash of the last commit applied."""
+    def _content(self, applied: Applied) -> str:
         return self._commits[len(applied)]
 
     def setting(self, applied: Applied) -> Setting:
@@ -73,7 +72,7 @@ class Commits(Kind):
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")
             try:
-                self._git(*clone, str(place), self.content(applied))
+                self._git(*clone, str(place), self._content(applied))
             except UsageError as error:
                 shutil.rmtree(place, ignore_errors=True)
                 raise EnvironmentBuildError(str(error)) from None

@@ -65,12 +65,12 @@ class Kind(ABC):
         """Prepare to create environments in `folder`."""
 
     @abstractmethod
-    def content(self, applied: Applied) -> object:
+    def _content(self, applied: Applied) -> object:
         """Return a value that identifies the environment with these changes applied."""
 
     def name_of(self, applied: Applied) -> str:
         """Return a short hash as an environment's name; it is the same in every process."""
-        return hashlib.sha256(repr(self.content(applied)).encode()).hexdigest()[:12]
+        return hashlib.sha256(repr(self._content(applied)).encode()).hexdigest()[:12]
 
     def words_of(self, applied: Applied) -> str:
         """Describe an environment by its changes: `good + torch, triton`, `up to 1a2b3c4`."""
@@ -102,8 +102,7 @@ class Variables(Kind):
         remedy = f"unset {name}" if values[0] is None else f"{name}={words[0]}"
         return Change(name=name, text=f"{name} {' → '.join(words)}", remedy=remedy)
 
-    def content(self, applied: Applied) -> object:
-        """Return the variables that an environment sets, which identify it."""
+    def _content(self, applied: Applied) -> object:
         return sorted(self.setting(applied).variables.items())
 
     def setting(self, applied: Applied) -> Setting:

@@ -105,8 +105,7 @@ class Packages(Kind):
         complete.touch()
         return place
 
-    def content(self, applied: Applied) -> object:
-        """Return the interpreter and the packages of an environment."""
+    def _content(self, applied: Applied) -> object:
         return self.python, self._lines(applied)
 
     def _lines(self, applied: Applied) -> list[str]:
