@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from builders import CNN, cpu_environment, phases, rank_report, request, run, window
+from builders import CNN, cpu_environment, phases, rank_report, request, run, total_s, window
 from changing import replace
 from measuring import run_pytest, write_case
 from statements import known
@@ -154,7 +154,7 @@ def idle_share(training: Training) -> float:
     training.clock.begin(1)
     training.step()
     spent = training.clock.phases()
-    return spent.wait_s / spent.total_s
+    return spent.wait_s / total_s(spent)
 
 
 def verdict(training: Training) -> str:
@@ -301,11 +301,11 @@ class Case(Tiny):
 
 def pipeline_run(gpus: int, own: list[Phases], *, alone_s: float | None = None) -> Run:
     """Return a run whose stages have these phases; micro-batches take `alone_s` on one GPU."""
-    step_s = own[0].total_s
+    step_s = total_s(own[0])
     seen = replace(window(step_s, gpus), phases=own[0])
     made = run(gpus, step_s, configuration=PIPELINE)
     ranks = tuple(
-        replace(rank_report(rank), phases=its, pace_s=its.total_s - its.wait_s)
+        replace(rank_report(rank), phases=its, pace_s=total_s(its) - its.wait_s)
         for rank, its in enumerate(own)
     )
     unsynced = () if alone_s is None else (window(alone_s, 1),)

@@ -1,6 +1,5 @@
 """Evidence recorded with a run: windows, ranks, GPUs, failures, nodes and their software."""
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,12 +63,6 @@ class Phases(Record, frozen=True, kw_only=True):
     """Time spent clearing gradients, and in the optimiser's and loss scaler's steps."""
     wait_s: Duration = 0.0
     """Time spent waiting for other pipeline stages between micro-batches, and for transfers."""
-
-    @property
-    def total_s(self) -> float:
-        """Sum of all phases, in seconds."""
-        seconds: tuple[float, ...] = msgspec.structs.astuple(self)
-        return math.fsum(seconds)
 
     def scaled(self, factor: float) -> "Phases":
         """Return the phases multiplied by a factor, such as 1 / steps of the window."""

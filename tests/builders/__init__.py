@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from changing import replace
+from msgspec.structs import astuple
 
 from gpuscale.records import (
     Baseline,
@@ -272,6 +273,11 @@ def phases(**seconds: float) -> Phases:
     return Phases(**{**dict.fromkeys(Phases.__struct_fields__, 0.0), **seconds})
 
 
+def total_s(phases: Phases) -> float:
+    seconds: tuple[float, ...] = astuple(phases)
+    return sum(seconds)
+
+
 def phased_run(
     rank_phases: Sequence[Phases],
     *,
@@ -284,13 +290,15 @@ def phased_run(
 
     Without `communication_s`, the run has no unsynchronised windows. `more` is for `run`.
     """
-    paces_s = [each.total_s for each in rank_phases]
+    paces_s = [total_s(each) for each in rank_phases]
     added_s = communication_s or 0.0
     step_s = max(paces_s) + added_s
     slowest = rank_phases[paces_s.index(max(paces_s))]
     plain = run(gpus or len(rank_phases), step_s, **more)
     # Who waits does so in the backward pass.
-    waited = [replace(own, backward_s=own.backward_s + step_s - own.total_s) for own in rank_phases]
+    waited = [
+        replace(own, backward_s=own.backward_s + step_s - total_s(own)) for own in rank_phases
+    ]
     several_without_pace = communication_s is None and len(rank_phases) > 1
     ranks = tuple(
         replace(
