@@ -47,11 +47,6 @@ class Query:
     divisor: int = 1
     """Number by which the driver's value is divided to convert it to gpuscale's unit."""
 
-    @property
-    def is_amd(self) -> bool:
-        """True if the query is for AMD SMI, False if it is for NVML."""
-        return self.call.startswith("amdsmi_")
-
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -78,10 +73,6 @@ class Field:
     """Explanation in docs/format.md; empty if the name is clear enough."""
     shown: str = "{}"
     """Format string for number and unit in `gpuscale doctor`."""
-
-    def number(self, answer: Any) -> float | None:
-        """Extract the number from an answer; None if there is no answer."""
-        return None if answer is None else self.take(answer)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ class Device:
         self._gone: str | None = None
         self._questions = {moment: [*functions] for moment, functions in own.items()}
         for moment, field in MOMENTS.items():
-            queries = [query for query in field.queries if query.is_amd is self.is_amd]
+            queries = [q for q in field.queries if q.call.startswith("amdsmi_") is self.is_amd]
             if queries:
                 self._questions[moment] = [partial(self.number, field, query) for query in queries]
 

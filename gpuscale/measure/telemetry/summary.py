@@ -108,7 +108,8 @@ class _Seen:
             rises = self._rises(counter, intervals)
             return None if None in rises else fold(counter.name, rises)
         readings = self.counting(counter, intervals)
-        numbers = [counter.number(reading.answers.get(counter.moment)) for reading in readings]
+        answers = (reading.answers.get(counter.moment) for reading in readings)
+        numbers = [None if answer is None else counter.take(answer) for answer in answers]
         if counter.reduce == "increase":
             return _increase(numbers)
         return fold(counter.name, numbers)
