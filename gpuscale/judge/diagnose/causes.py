@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.steps import Part, Step
+from gpuscale.analysis.steps import Part
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence, onset_of
@@ -47,8 +47,8 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
 
 def data(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of time lost in data loading: late batches or slow copies."""
-    waiting = row.point.phase("waiting", lambda rank: rank.phases.data_s)
-    copying = row.point.phase("copying", lambda rank: rank.phases.h2d_s)
+    waiting = row.point.phase("waiting", lambda step: step.median.phases.data_s)
+    copying = row.point.phase("copying", lambda step: step.median.phases.h2d_s)
     is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
     links = [s for s in row.symptoms if is_copy and s.kind is CauseKind.PCIE]
     return Cause(
@@ -86,17 +86,17 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
 
 def _phases_of(point: PointEvidence) -> tuple[PhaseChange, ...]:
     return (
-        point.phase("forward", lambda rank: rank.phases.forward_s),
-        point.phase("backward", lambda rank: rank.backward_s),
-        point.phase("optimizer", lambda rank: rank.phases.optimizer_s),
+        point.phase("forward", lambda step: step.median.phases.forward_s),
+        point.phase("backward", lambda step: step.median.backward_s),
+        point.phase("optimizer", lambda step: step.median.phases.optimizer_s),
     )
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of a larger skew: slow ranks, slow clocks, or batches that arrive late."""
     found = stragglers_of(row.point.after, change.before_s)
-    in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
-    if in_data_s > change.lost_s / 2:
+    in_data = row.point.phase("skew", lambda step: step.slowest.data_s - step.median.data_s)
+    if in_data.after_s - in_data.before_s > change.lost_s / 2:
         kind, remedy = CauseKind.DATA, _look_at_loaders(row)
     else:
         computing_s = row.point.changes[Part.COMPUTING].after_s
@@ -127,11 +127,6 @@ def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
         if found.seen_in == (len(after), len(after)):
             before_s, after_s = change.before_s, change.after_s
             yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
-
-
-def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """Return the skew due to waiting for and copying batches: seconds per step, mean over runs."""
-    return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
 
 
 def time_in_no_part(row: RowEvidence, change: PartChange) -> Cause:

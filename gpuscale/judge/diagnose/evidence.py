@@ -9,7 +9,7 @@ from functools import cached_property
 from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
-from gpuscale.analysis.steps import Part, Rank, Step, steps_of
+from gpuscale.analysis.steps import Part, Step, steps_of
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
@@ -58,11 +58,10 @@ class PointEvidence:
         """Largest number of hosts used by any run of the results."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
-    def phase(self, name: str, seconds: Callable[[Rank], float]) -> PhaseChange:
-        """Return the median rank's time per step in one phase on both sides, averaged over runs."""
+    def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
+        """Return the seconds of a step that `seconds` finds on both sides, averaged over runs."""
         before_s, after_s = (
-            statistics.fmean(seconds(step.median) for step in steps)
-            for steps in (self.before, self.after)
+            statistics.fmean(map(seconds, steps)) for steps in (self.before, self.after)
         )
         return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
