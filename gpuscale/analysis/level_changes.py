@@ -186,14 +186,10 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
     """Find a step by a t test between two successive groups of nights up to `tonight`."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
-    splits = [
-        (spread, split)
-        for split, change, spread, error in _splits(level, _FEWEST_LASTING, _SMALLEST_STEP)
-        if abs(change) > error * t_quantile(_LASTING_CONFIDENCE, len(level) - 2)
-    ]
+    splits = [*_splits(level, _FEWEST_LASTING, _SMALLEST_STEP, _LASTING_CONFIDENCE)]
     if not splits:
         return None
-    _, split = min(splits)
+    _, split, _ = min(splits)
     before, after = statistics.median(level[:split]), statistics.median(level[split:])
     change, onset = after - before, first + split
     return LevelChange(kind="step", onset=onset, seen=tonight, before=before, change=change)
@@ -201,20 +197,18 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 def suspect_nights(level: Sequence[float]) -> int:
     """Return how many of the latest nights are probably slower and so unfit as a reference."""
-    splits = [
-        (spread, len(level) - split)
-        for split, change, spread, error in _splits(level, 1, _SUSPECT_LOSS)
-        if change > error * t_quantile(_SUSPECT_CONFIDENCE, len(level) - 2)
-    ]
-    return min(splits)[1] if splits else 0
+    splits = _splits(level, 1, _SUSPECT_LOSS, _SUSPECT_CONFIDENCE)
+    slower = [(spread, len(level) - split) for spread, split, change in splits if change > 0]
+    return min(slower)[1] if slower else 0
 
 
 def _splits(
-    level: Sequence[float], fewest: int, smallest: float
-) -> Iterator[tuple[int, float, float, float]]:
-    """Split a level in two; yield index, change of mean, residual sum of squares, standard error.
+    level: Sequence[float], fewest: int, smallest: float, confidence: float
+) -> Iterator[tuple[float, int, float]]:
+    """Split a level in two; yield the residual sum of squares, the index and the change of mean.
 
-    The second part has at least `fewest` nights; the means differ by more than `smallest`.
+    The second part has at least `fewest` nights; the means differ by more than `smallest`, and in a
+    t test with this one-sided confidence.
     """
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
@@ -228,7 +222,8 @@ def _splits(
             continue
         spread = max(0.0, squares - before**2 * split - after**2 * (count - split))
         error = math.sqrt(spread / (count - 2) * (1 / split + 1 / (count - split)))
-        yield split, after - before, spread, error
+        if abs(after - before) > error * t_quantile(confidence, count - 2):
+            yield spread, split, after - before
 
 
 def _drift(
