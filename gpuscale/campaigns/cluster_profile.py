@@ -75,7 +75,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.gpu_option and "{gpus}" not in self.gpu_option:
             wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
-            _refuse("gpu_option", wanted, self.gpu_option)
+            raise FieldError("gpu_option", f"expected {wanted}, found {shown(self.gpu_option)}")
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Measured(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.cpu_bind not in (None, SITE, UNBOUND) and not is_map(self.cpu_bind):
             wanted = "site, none, or a map such as mask_cpu:0xfe,0xfe00"
-            _refuse("cpu_bind", wanted, self.cpu_bind)
+            raise FieldError("cpu_bind", f"expected {wanted}, found {shown(self.cpu_bind)}")
 
 
 class Judged(Record, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             known = " or ".join(f"'{name}'" for name in SCHEDULERS)
-            _refuse("scheduler", known, self.scheduler)
+            raise FieldError("scheduler", f"expected {known}, found {shown(self.scheduler)}")
         scheduler = SCHEDULERS[self.scheduler]
         if self.job.gpu_option is None and scheduler.default_gpu_option is None:
             raise FieldError(
@@ -135,10 +135,6 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
                 f"missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
                 'its own way, such as gpu_option = "-l coproc_v100={gpus}"',
             )
-
-
-def _refuse(place: str, wanted: str, value: str) -> None:
-    raise FieldError(place, f"expected {wanted}, found {shown(value)}")
 
 
 class JobOption(NamedTuple):

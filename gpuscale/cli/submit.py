@@ -142,7 +142,10 @@ def _announcement(request: JobRequest) -> str:
     demand, measured = request.demand, request.profile.measure
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
-    runs = _count_cases(request) * ways * len(measured.gpus) * measured.runs
+    paths = [_path_of(named) for named in measured.cases]
+    # Each test file counts as one case.
+    cases = sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
+    runs = cases * ways * len(measured.gpus) * measured.runs
     seconds = job_s(measured, runs)
     judged = (
         request.profile.judge.baseline or "nothing: it is only measured, so exit code 4 is expected"
@@ -160,12 +163,6 @@ def job_s(measured: Measured, runs: int) -> float:
     """Return the estimated duration of a job that makes this number of runs, in seconds."""
     windows_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
     return runs * (windows_s + _RUN_OVERHEAD_S[measured.device]) + _SESSION_OVERHEAD_S
-
-
-def _count_cases(request: JobRequest) -> int:
-    """Estimate the number of cases in the job by counting each test file as one case."""
-    paths = [_path_of(named) for named in request.profile.measure.cases]
-    return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from inspect import getfile
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ def validate_plans(
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
         if first is not plan.case:
-            both = (f"{_file_of_case(case)}::{case.__qualname__}" for case in (first, plan.case))
+            both = (f"{getfile(case)}::{case.__qualname__}" for case in (first, plan.case))
             raise UsageError(
                 f"two cases are named {plan.case.name()}: {' and '.join(both)}; rename one, or "
                 "choose one of the tests"
@@ -257,14 +258,10 @@ def _request(
         index=plan.run,
         batch_per_gpu=batch_per_gpu,
         case_module=plan.case.__module__,
-        case_file=_file_of_case(plan.case),
+        case_file=getfile(plan.case),
         case_class=plan.case.__qualname__,
         devices=environment.devices_of_run(run, plan.gpus),
         timing=timing_plan(environment.device, options.run_seconds),
         timeout_s=options.timeout_s,
         cpu_bind=options.cpu_bind,
     )
-
-
-def _file_of_case(case: type[Case]) -> str:
-    return str(sys.modules[case.__module__].__file__)

@@ -165,7 +165,7 @@ class Search:
         """
         for _ in range(_EXTENSIONS):
             alone, taken_back = self._proofs(bad, loss)
-            applied = _union(found)
+            applied = frozenset[int]().union(*found)
             rest = tuple(sorted(bad - applied))
             more: list[Unit] = []
             # Search further only if the culprits leave a large part of the loss unexplained.
@@ -181,7 +181,8 @@ class Search:
         return alone, taken_back
 
     def _proofs(self, bad: Applied, loss: float) -> tuple[Steps | None, Steps | None]:
-        culprits, limits = _union(self._suspects), self._limits(loss * _EXPLAINED)
+        culprits = frozenset[int]().union(*self._suspects)
+        limits = self._limits(loss * _EXPLAINED)
         return (
             self._compare((frozenset(), culprits, bad), limits, _PATIENCE),
             self._compare((frozenset(), bad - culprits, bad), limits, _PATIENCE),
@@ -226,7 +227,3 @@ class Search:
             trials=self.trials,
             reason=reason,
         )
-
-
-def _union(units: Sequence[Unit]) -> Applied:
-    return frozenset(change for unit in units for change in unit)
