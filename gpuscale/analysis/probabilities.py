@@ -94,13 +94,11 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     for count in itertools.count(1):
         double = 2 * count
         even = count * (b - count) * x / ((a + double - 1) * (a + double))
-        lower, upper = 1 / (1 + even * lower), 1 + even / upper
-        value *= lower * upper
         odd = -(a + count) * (a + b + count) * x / ((a + double) * (a + double + 1))
-        lower, upper = 1 / (1 + odd * lower), 1 + odd / upper
-        factor = lower * upper
-        value *= factor
-        if abs(factor - 1) < _EPSILON:
+        for numerator in (even, odd):
+            lower, upper = 1 / (1 + numerator * lower), 1 + numerator / upper
+            value *= lower * upper
+        if abs(lower * upper - 1) < _EPSILON:
             break
     return value
 

@@ -1,4 +1,4 @@
-"""Divide a step into parts (data, computing, exposed communication, skew, rest), and E(n) likewise.
+"""Divide a step's time, and lost efficiency, into parts: data, communication, skew and others.
 
 The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
 the communication time, the slowest rank's pace and a remainder; that pace is the sum of the median

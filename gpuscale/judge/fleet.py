@@ -98,8 +98,8 @@ class _Scale(NamedTuple):
     def ratio(self, jobs: Sequence[_Job], p_value: float) -> float:
         return self.loss(jobs) / self.limit(jobs, p_value)
 
-    def is_slow(self, job: _Job) -> bool:
-        return self.ratio([job], _SUSPICIOUS) > 1 or self.loss([job]) > _NEVER_HEALTHY
+    def is_slow(self, job: _Job, p_value: float = _SUSPICIOUS) -> bool:
+        return self.ratio([job], p_value) > 1 or self.loss([job]) > _NEVER_HEALTHY
 
     def is_open(self, jobs: Sequence[_Job], p_value: float) -> bool:
         """True if one more job may decide whether these jobs show a loss."""
@@ -209,7 +209,7 @@ def _verdict(
     later = jobs[1:] or jobs
     is_open, is_large = scale.is_open(jobs, p_value), scale.ratio(jobs, p_value) > 1
     is_confirmed = len(jobs) > 1 and scale.ratio(later, _CONFIRMATION_P) > 1
-    single = any(scale.ratio([j], p_value) > 1 or scale.loss([j]) > _NEVER_HEALTHY for j in jobs)
+    single = any(scale.is_slow(job, p_value) for job in jobs)
     state = NodeState.UNCLEAR if is_open or is_large or single else NodeState.HEALTHY
     if is_large and is_confirmed and not is_open:
         state = NodeState.SICK

@@ -59,7 +59,7 @@ class PointEvidence:
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
-        """Return the seconds of a step that `seconds` finds on both sides, averaged over runs."""
+        """Return the time that `seconds` takes from a step, averaged over the runs of each side."""
         before_s, after_s = (
             statistics.fmean(map(seconds, steps)) for steps in (self.before, self.after)
         )
