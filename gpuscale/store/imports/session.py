@@ -22,7 +22,7 @@ from gpuscale.records.evidence import NodeEvidence
 from gpuscale.records.metrics import OpenMetric, metric_from_name
 from gpuscale.records.record import from_json, to_json
 from gpuscale.store.file_formats import encode_header
-from gpuscale.store.files import file_errors, read_with, replace_file
+from gpuscale.store.files import file_errors, read_with, write_report
 from gpuscale.store.results import read_results
 from gpuscale.workload.printed_figures import positive
 
@@ -225,9 +225,7 @@ class ImportFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        state = self._path / _STATE
-        with file_errors(state):
-            replace_file(state, to_json(self._state).encode())
+        write_report(self._path / _STATE, to_json(self._state))
 
     def has(self, path: Path) -> bool:
         """True if the file was imported before and has not changed since."""
@@ -255,8 +253,7 @@ class ImportFolder:
         if file.exists() and len(read_results(file).runs) >= len(results.runs):
             return False
         lines = (encode_header(results), *map(to_json, results.runs))
-        with file_errors(file):
-            replace_file(file, "".join(f"{line}\n" for line in lines).encode())
+        write_report(file, "".join(f"{line}\n" for line in lines))
         return True
 
 
