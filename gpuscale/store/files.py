@@ -134,33 +134,31 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, content: str | bytes) -> None:
-    """Write a file atomically; write to a device or pipe (bash's `>(…)`) without replacing it."""
+    """Write a file atomically, with the permissions of an earlier one and through symbolic links.
+
+    A device or pipe (bash's `>(…)`) is written to without being replaced.
+    """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="replace")
     with file_errors(path):
-        if path.is_file() or path.is_dir() or not path.exists():
-            replace_file(path, content)
-        else:
+        if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically; keep an existing file's permissions and symbolic links to it."""
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
-    try:
-        with beside.open("xb") as file:
-            with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink()
-        raise
-    sync_folder(target.parent)
+            return
+        target = Path(os.path.realpath(path))
+        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+        try:
+            with beside.open("xb") as file:
+                with suppress(FileNotFoundError):
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+        sync_folder(target.parent)
 
 
 def sync_folder(folder: Path) -> None:

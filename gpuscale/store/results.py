@@ -83,7 +83,7 @@ def leave_out(path: Path, reason: str | None) -> None:
     with ResultsFile(path) as locked, files.file_errors(path):
         header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")
-        files.replace_file(path, header.encode() + b"\n" + runs)
+        files.write_report(path, header.encode() + b"\n" + runs)
 
 
 def create_results(path: Path, head: Results) -> "ResultsFile":
