@@ -158,10 +158,10 @@ def write_report(path: Path, content: str | bytes) -> None:
             with suppress(OSError):
                 beside.unlink()
             raise
-        sync_folder(target.parent)
+        _sync_folder(target.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Flush a folder's directory entries to disk, if the file system supports it."""
     # Some network file systems refuse this. Measuring continues, although a power failure could
     # then lose the file's name.

@@ -94,15 +94,13 @@ def create_results(path: Path, head: Results) -> "ResultsFile":
         raise FileError(path, f"cannot record this environment: {error}") from None
     with files.file_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with files.file_errors(path), path.open("xb") as file:
-        try:
-            file.write(header.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink()
-            raise
-    files.sync_folder(path.parent)
+    with files.file_errors(path):
+        path.touch(exist_ok=False)
+    try:
+        files.write_report(path, f"{header}\n")
+    except FileError:
+        path.unlink()
+        raise
     return ResultsFile(path)
 
 
