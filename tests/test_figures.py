@@ -452,6 +452,10 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as the baseline"),
         ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder; give one of the files in it"),
         ((ARC4, "--baseline", ARC4, "-o", tmp_path / "x.svg"), "draw it alone"),
+        (
+            (file, "--figure", "history", "--baseline", ARC4, "-o", tmp_path / "x.svg"),
+            "nights need no --baseline",
+        ),
     ):
         assert said in refusal("plot", *arguments)
     assert {*tmp_path.iterdir()} == {file, faulty}

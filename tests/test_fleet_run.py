@@ -78,7 +78,7 @@ def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.Complete
         (("--nodes", "n5"), "1 node cannot be compared; name 4 or more"),
         (("--nodes", "n[1-"), 'missing bracket: "n[1-"; write nodes as nid[0001-0064,0070]'),
         ((*MAIN, "--case", "gpt"), "there is no file bench_cases/test_gpt.py; name one file of"),
-        (("--resume", "bench_cases"), "is not the folder of a sweep (it has no sweep.json)"),
+        (("--resume", "bench_cases"), "as it was begun; leave out PROFILE, --case"),
     ],
 )
 def test_nodes_that_cannot_be_compared_are_refused_in_one_line(

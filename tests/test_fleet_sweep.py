@@ -179,6 +179,10 @@ def test_a_sweep_of_another_machine_is_not_continued_here(machine: Machine) -> N
     place.mkdir()
     record = sweep_record(["x1", "x2"], cluster="there")
     (place / SWEEP_JSON).write_text(to_json(record))
+    said = refusal("fleet", "run", "--resume", place.parent, cwd=machine.folder)
+    assert "is not the folder of a sweep (it has no sweep.json)" in said
+    said = refusal("fleet", "run", "--resume", place, "--runs", "4", cwd=machine.folder)
+    assert "--resume continues a sweep as it was begun; leave out --runs" in said
     said = refusal("fleet", "run", "--resume", place, cwd=machine.folder)
     assert "Slurm knows none of these nodes of there; continue it there, or name" in said
 

@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jobs < 1:
         raise UsageError(f"--jobs: expected 1 or more, not {arguments.jobs}")
     if arguments.resume is not None:
+        _validate_resumed(arguments)
         folder = _newest() if arguments.resume == Path() else arguments.resume
         record = read_sweep(folder)
         nodes = cluster_nodes(record.partition)
@@ -104,6 +105,16 @@ def run(arguments: argparse.Namespace) -> int:
     write_report(folder / _SCRIPT, script)
     write_report(folder / SWEEP_JSON, f"{to_json(record)}\n")
     return _sweep(folder, record, arguments)
+
+
+def _validate_resumed(arguments: argparse.Namespace) -> None:
+    """Raise a UsageError for arguments that a continued sweep would ignore."""
+    given = {**vars(arguments), "PROFILE": arguments.profile, "--case": arguments.case}
+    given |= {"--nodes": arguments.nodes != "all", "--nice": arguments.nice}
+    names = ("PROFILE", "--nodes", "--case", "--nice", *_JOB_OPTIONS)
+    if unread := [name for name in names if given[name]]:
+        problem = "continues a sweep as it was begun"
+        raise UsageError(f"--resume {problem}; leave out {', '.join(unread)}")
 
 
 def _newest() -> Path:

@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
     inputs.validate_output(output, [*paths, before])
     if arguments.figure == "history":
+        if before is not None:
+            raise UsageError("--figure history: nights need no --baseline; leave it out")
         nights = read_nights(paths or [default_folder()])
         choice = inputs.choice_of(arguments, nights)
         history = history_of(nights, choice)
