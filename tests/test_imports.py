@@ -125,6 +125,12 @@ def test_a_name_that_may_be_a_rate_or_a_time_is_asked_for(tmp_path: Path) -> Non
     asked = imported(table, source="csv", code=2).stderr
     assert "--better throughput_img_s=more|less" in asked
     imported(table, "--better", "throughput_img_s=more", source="csv")
+    # A line that ends before its time has an empty one.
+    table.write_text("loss,time\n0.5\n")
+    assert "t.csv:2: expected a time such as" in (
+        said := imported(table, source="csv", code=2).stderr
+    )
+    assert said.endswith("found ''\n")
     metrics = {run.configuration.metric for night in nights_in(tmp_path) for run in night.runs}
     assert [(each.unit, each.scaling) for each in metrics if each] == [("img/s", "rate")]
 

@@ -124,7 +124,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     """Yield a session per time and version in a CSV file; other positive numbers are values."""
-    lines = csv.DictReader(text.splitlines())
+    lines = csv.DictReader(text.splitlines(), restval="")
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
     if time is None:
@@ -135,7 +135,7 @@ def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     found = defaultdict[tuple[str | None, float], list[RecordedValue]](list)
     for row in lines:
         revision = row[version] or None if version else None
-        if (began_s := moment_s(row[time] or "")) is None:
+        if (began_s := moment_s(row[time])) is None:
             expected = "expected a time such as 2026-03-01T03:00:00 or Unix seconds"
             raise DecodeError("", f"{expected}, found '{row[time]}'", line=lines.line_num)
         found[revision, began_s] += (
