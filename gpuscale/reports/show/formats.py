@@ -42,7 +42,7 @@ from gpuscale.reports.show import (
     table_notes,
 )
 from gpuscale.reports.show.latex import latex
-from gpuscale.reports.show.step_parts import connection_lines, phase_lines
+from gpuscale.reports.show.step_parts import phase_lines
 
 _DEVICES = {
     "cpu": "cpu, over gloo",
@@ -60,25 +60,20 @@ _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in 
 def text(shown: Shown) -> str:
     """Return a results or baseline file as text."""
     content, columns = shown.content, shown.columns
-    if not shown.phases:
-        if isinstance(content, Results):
-            return "\n".join(_results_lines(content, shown))
-        return _baseline_text(content, columns, shown.steps)
     if isinstance(content, Results):
-        heading = [*_heading(content, shown)]
+        heading = _heading(content, shown)
+        lines = _results_lines(content, columns, shown.steps)
     else:
-        heading = [*_origin_of_baseline(content), ""]
-    lines = [*fitted(heading, columns), *phase_lines(content.runs, columns)]
-    if connections := [*connection_lines(content.runs)]:
-        lines += ["", *fitted(connections, columns)]
-    return "\n".join(lines)
+        heading = _origin_of_baseline(content)
+        lines = _baseline_lines(content, columns, shown.steps)
+    if shown.phases:
+        lines = phase_lines(content.runs, columns)
+    return "\n".join((*fitted(heading, columns), *lines))
 
 
-def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
-    columns = shown.columns
-    yield from fitted(_heading(results, shown), columns)
+def _results_lines(results: Results, columns: int, steps: int | None) -> Iterator[str]:
     if results.runs:
-        yield from scaling_lines(results, columns, shown.steps)
+        yield from scaling_lines(results, columns, steps)
     else:
         yield "no run was recorded"
     yield from fitted(failures(results.runs), columns)
@@ -107,20 +102,20 @@ def _heading(results: Results, shown: Shown) -> Iterator[str]:
     yield ""
 
 
-def _baseline_text(baseline: Baseline, columns: int, steps: int | None) -> str:
+def _baseline_lines(baseline: Baseline, columns: int, steps: int | None) -> Iterator[str]:
     measured = side_of_baseline(baseline).entries
     blocks = (
-        _origin_of_baseline(baseline),
         [_published_table(baseline, columns, steps)] if baseline.published else (),
         *(_measured_blocks(measured, columns, steps) if measured else ()),
         () if baseline.published or measured else ["no entry"],
         chain.from_iterable(map(_history_lines, baseline.history)),
     )
     texts = ("\n".join(fitted(block, columns)) for block in blocks)
-    return "\n\n".join(text for text in texts if text)
+    yield "\n\n".join(text for text in texts if text)
 
 
 def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
+    """Yield the machine, source, time and software of the baseline, then an empty line."""
     yield f"baseline  {baseline.name}: {machine_label(baseline)}"
     if baseline.source is not None:
         parts = [baseline.source.title, baseline.source.published, baseline.source.url]
@@ -146,6 +141,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         yield phrases.to_minutes(f"          in {', '.join(named)}")
     if busy := phrases.busy_text(baseline.runs):
         yield f"beware    {busy}"
+    yield ""
 
 
 def _history_lines(change: BaselineChange) -> Iterator[str]:

@@ -134,14 +134,14 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
-    """Yield the table of phases and its notes."""
-    steps = typical_steps(runs)
-    if not steps:
+    """Yield the table of phases, its notes, and the connections between the ranks."""
+    if steps := typical_steps(runs):
+        yield from (text_table(phase_cells(steps), columns), "")
+        yield from fitted(phase_notes(steps), columns)
+    else:
         yield "no phases were recorded"
-        return
-    yield text_table(phase_cells(steps), columns)
-    yield ""
-    yield from fitted(phase_notes(steps), columns)
+    if connections := [*_connection_lines(runs)]:
+        yield from ("", *fitted(connections, columns))
 
 
 def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
@@ -196,7 +196,7 @@ def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
             )
 
 
-def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
+def _connection_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each kind of connection between ranks, with the rows that used it."""
     rows: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -205,7 +205,8 @@ def connection_lines(runs: Sequence[Run]) -> Iterator[str]:
         kind = GPU_KINDS.get(run.configuration.device, GPU_KINDS["cuda"])
         library = next(filter(None, libraries), kind.library)
         for node in run.nodes:
-            if facts := {**node.connections, "library": library} if node.connections else {}:
+            if node.connections:
+                facts = {**node.connections, "library": library}
                 text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
                 rows.setdefault(text, {})[run.label] = None
     yield from (f"{'; '.join(labels)}: {text}" for text, labels in rows.items())
