@@ -34,8 +34,7 @@ class Explanation(NamedTuple):
     """An explanation of the verdicts on one or more rows."""
 
     subject: str
-    """Rows that share the explanation, with one as an example: `both rows, for example on 4 GPUs`.
-    """
+    """Rows that share the explanation: `both rows, for example on 4 GPUs`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[Item, ...]
@@ -133,8 +132,8 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
             if item.facts or not is_said or cause_words.statement(cause) not in unknown:
                 causes.append(item._replace(next_step="") if is_said else item)
         if len({row.explanation for row in group}) > 1:
-            one_name = len({row.name for row in group}) == 1
-            subject += f", for example {f'on {shown.devices}' if one_name else shown.label}"
+            name = f"{shown.name} " if len({row.name for row in group}) > 1 else ""
+            subject += f", for example {name}on {shown.devices}"
         reason, metrics = shown.explanation, shown.lost_metrics
         yield Explanation(subject, reason, metrics, tuple(causes), tuple(group))
 

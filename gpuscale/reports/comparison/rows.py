@@ -72,8 +72,6 @@ class Row:
     """Case and strategy, `mnist_cnn/ddp`, with options if needed to distinguish the row."""
     devices: str
     """Number of devices: `1 GPU` or `4 CPU ranks`."""
-    label: str
-    """Name and number of devices: `mnist_cnn/ddp on 4 GPUs`."""
     verdict: str
     """Verdict, in capitals unless it is a pass."""
     quantity: str
@@ -118,7 +116,6 @@ def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list
 def _row(
     entry: EntryVerdict, name: str, runs: Sequence[Run], columns: Mapping[str, Column[Any]]
 ) -> Row:
-    devices = phrases.devices_text(entry.device, entry.key.gpus)
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
     quantity = "E" if of_speedup else phrases.rate_word(entry.configuration)
     # None if the step time or the speedup decided the verdict.
@@ -138,8 +135,7 @@ def _row(
     return Row(
         entry=entry,
         name=name,
-        devices=devices,
-        label=f"{name} on {devices}",
+        devices=phrases.devices_text(entry.device, entry.key.gpus),
         verdict=phrases.verdict_word(entry.verdict),
         quantity=quantity,
         reason=reason_text(entry),

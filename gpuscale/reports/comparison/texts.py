@@ -265,5 +265,5 @@ def _case(row: Row) -> Element:
         message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
         problem = SubElement(case, tag, type=verdict.value, message=message)
         details = (f"  {line}" for line in detail_lines(row.lost_metrics, row.causes))
-        problem.text = "\n".join((row.label, row.reason, *details))
+        problem.text = "\n".join((f"{row.name} on {row.devices}", row.reason, *details))
     return case

@@ -120,10 +120,9 @@ def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuratio
     names = distinct_names([point.configuration for point in points])
     has_both = len({configuration.scaling for configuration in names}) > 1
     curves = {}
-    for configuration, name in names.items():
-        label = name.removeprefix(f"{configuration.case}/")
+    for configuration, own in by_key((point.configuration, point) for point in points).items():
+        label = names[configuration].removeprefix(f"{configuration.case}/")
         label += f", {configuration.scaling} scaling" if has_both else ""
-        own = [point for point in points if point.configuration == configuration]
         curves[configuration] = _Curve(own, label, origin)
     return curves
 

@@ -136,13 +136,8 @@ def nights(subject: Subject) -> Section | None:
     blocks = []
     for event in reversed(history.events):
         title, details = history_text.event_text(event, history)
-        blocks.append(
-            Block(
-                title=title,
-                items=[*map(Item, details)],
-                tone="loss" if event.changes[0].is_loss else "pass",
-            )
-        )
+        tone: Tone = "loss" if event.changes[0].is_loss else "pass"
+        blocks.append(Block(title=title, items=[*map(Item, details)], tone=tone))
     return Section(
         title="History",
         intro=f"{history_text.nights_text(history)}.",

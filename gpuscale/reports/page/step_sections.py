@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.steps import efficiency_budgets, typical_steps
+from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_seconds, whole_percent
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
@@ -95,7 +96,7 @@ def ranks(subject: Subject) -> Section | None:
     # The worst rows come last, so that the worst row of each key determines its place.
     ranked = [*enumerate(subject.view.ranked if subject.view else ())][::-1]
     order = {row.entry.key: place for place, row in ranked}
-    chosen = sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
+    chosen = sorted(slowest_runs(subject.runs), key=lambda run: order.get(run.key, 0))
     names = phrases.set_apart([run.configuration for run in chosen])
     rows = [row for run in chosen for row in _rank_rows(run, names)]
     if not rows:
@@ -116,14 +117,12 @@ def ranks(subject: Subject) -> Section | None:
     )
 
 
-def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
+def slowest_runs(runs: Iterable[Run]) -> list[Run]:
     """Return each row's slowest valid run, ignoring runs in which no rank recorded its pace."""
-    found: dict[PointKey, Run] = {}
-    for run in runs:
-        if run.is_valid and any(rank.pace_s is not None for rank in run.ranks):
-            point = PointKey.of(run)
-            found[point] = max(found.get(point, run), run, key=lambda each: each.step_time_s)
-    return found
+    valid = (run for run in runs if run.is_valid)
+    paced = (run for run in valid if any(rank.pace_s is not None for rank in run.ranks))
+    rows = by_key((PointKey.of(run), run) for run in paced).values()
+    return [max(row, key=lambda run: run.step_time_s) for row in rows]
 
 
 def _rank_rows(run: Run, names: Mapping[Configuration, str]) -> Iterator[dict[str, Cell]]:
