@@ -73,9 +73,9 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     names = distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
     for (configuration, gpus), each in rows:
-        bars.append(_budget_bar(each, configuration.case, row_text(names, configuration, gpus)))
+        bars.append(_budget_bar(each, row_text(names, configuration, gpus)))
         if (earlier := before.get((configuration, gpus))) is not None:
-            bars.append(_budget_bar(earlier, configuration.case, "baseline", is_baseline=True))
+            bars.append(_budget_bar(earlier, "baseline"))
     has_gains = any(part < 0 for bar in bars for part in bar.parts.values())
     notes = ["a part below 0 is shorter than in the run without other ranks"] if has_gains else []
     if any(is_uncertain(each.efficiency) for each in worst):
@@ -96,15 +96,13 @@ def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], EfficiencyB
     return {(each.configuration, each.key.gpus): each for each in found}
 
 
-def _budget_bar(
-    budget: EfficiencyBudget, case: str, label: str, *, is_baseline: bool = False
-) -> _Bar:
+def _budget_bar(budget: EfficiencyBudget, label: str) -> _Bar:
     parts = {"efficiency": budget.efficiency.value, **budget.parts, "rest": budget.rest}
     hundredths = budget.hundredths.items()
     shares = {name: format_percent(value / 100, decimals=0) for name, value in hundredths}
     if is_uncertain(budget.efficiency):
         shares["efficiency"] += f" {OPEN}"
-    return _Bar(case, label, parts, shares, is_baseline)
+    return _Bar(budget.configuration.case, label, parts, shares, label == "baseline")
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
