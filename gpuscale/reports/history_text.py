@@ -14,7 +14,7 @@ from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, level_columns, level_text, named_on, text_table
-from gpuscale.reports.screen import Screen, wrapped
+from gpuscale.reports.screen import Screen, fitted, wrapped
 
 STANDING = "speed against level"
 _MOST_NAMED = 2
@@ -44,11 +44,9 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
         lines += [text_table(node_table(history), screen.columns), ""]
     for event in reversed(history.events):
         title, details = event_text(event, history)
-        for line in (screen.bold(title), *map("    {}".format, details)):
-            lines += wrapped(line, screen.columns)
+        lines += fitted((screen.bold(title), *map("    {}".format, details)), screen.columns)
     busy = phrases.busy_text([run for night in history.nights for run in night.runs])
-    for note in filter(None, (*notes(history), busy)):
-        lines += wrapped(note, screen.columns)
+    lines += fitted(filter(None, (*notes(history), busy)), screen.columns)
     return "\n".join(lines)
 
 
@@ -115,10 +113,9 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
         first, *rest = wrapped(f"{said[0]:<8}  {said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
-    last = history.nights[-1]
-    host, job = last.environment.host, last.environment.job_id
-    folder = last.folder and f"folder {last.folder}"
-    facts = f"{last.began_at:%Y-%m-%d %H:%M}", host, job and f"job {job}", folder
+    last, where = history.nights[-1], history.nights[-1].environment
+    job, folder = where.job_id and f"job {where.job_id}", last.folder and f"folder {last.folder}"
+    facts = f"{last.began_at:%Y-%m-%d %H:%M}", where.host, job, folder
     yield f"last      {', '.join(filter(None, facts))}"
     if judged:
         text = " by compare --history: ".join(judged)
@@ -128,11 +125,10 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
 
 def nights_text(history: History) -> str:
     """Summarise the nightly runs: `24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
-    nights, names = history.nights, history.names
-    hosts = sorted({night.environment.host for night in nights if night.environment.host})
+    hosts = sorted({*filter(None, (night.environment.host for night in history.nights))})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     place = f" ({where})" if hosts else ""
-    return f"{history.label}{place}, {phrases.format_range(names)}"
+    return f"{history.label}{place}, {phrases.format_range(history.names)}"
 
 
 def level_header(history: History) -> str:
@@ -198,11 +194,10 @@ def _no_change_text(history: History) -> str:
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
     most = max(history.rows, key=lambda row: len(row.nights))
-    found = len(most.nights)
-    needed = found + most.nights_missing
+    needed = len(most.nights) + most.nights_missing
     return (
         f"a row needs {needed} nights to tell whether its last one stands out, and {needed + 1} to "
-        f"tell a change; {found} found"
+        f"tell a change; {len(most.nights)} found"
     )
 
 
