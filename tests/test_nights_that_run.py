@@ -194,6 +194,16 @@ def test_a_night_without_a_baseline_has_not_failed_and_says_how_to_go_on(checkou
         assert words in night.output
 
 
+def test_a_folder_of_nights_that_does_not_exist_is_refused_before_measuring(checkout: Path) -> None:
+    said = plain_night(checkout, "measure x compare --history .gpuscale/nightly/her").ended(2)
+    assert (
+        "her: there is no such folder; nights of here are in .gpuscale/nightly/here" in said.output
+    )
+    assert "measuring" not in said.output
+    first = plain_night(checkout, "measure x compare --history .gpuscale/nightly/here").ended(4)
+    assert "exit code 4 is expected of a first night" in first.output
+
+
 def test_a_night_without_jinja2_leaves_no_page_and_says_so(checkout: Path) -> None:
     night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl")).ended()
     assert "pip install jinja2" in night.output
