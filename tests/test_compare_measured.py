@@ -226,7 +226,8 @@ def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() ->
     row = row_on(4, compare(before, [now]))
     assert row.verdict is Verdict.REGRESSED
     assert row.finding is Finding.SLOWER_TRAINING
-    assert row.reason.code == "moved_with_efficiency"
+    # The efficiency may be as before: the runs on 1 GPU do not tell.
+    assert row.reason.code == "moved"
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,7 @@ def test_a_change_among_the_last_nights_is_named_beside_a_loss(
     told = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())
     on = "" if onset == count - 1 else f"on {day}: "
     assert f" changed {on}script train.py 0a → 1b " in told
+    assert told.count("script train.py 0a → 1b") == 1 + told.count("changed: script train.py")
     # Among five nights, the first slow one may be an odd one.
     verdict = "INCONCLUSIVE" if count == 5 else "REGRESSED"
     assert told.startswith(f"{verdict} 2 of 2 rows")

@@ -173,6 +173,11 @@ def _moved(quantities: Quantities, finding: Finding) -> Statement:
     speedup, reference = quantities.speedup, quantities.reference
     if speedup is None or reference is None:
         return Statement.of("moved", throughput=-quantities.time.loss)
+    tests = speedup.moved_worse, speedup.moved_better
+    has_moved = any(test(NAMING_SIGNIFICANCE) for test in tests)
+    # A change of E that may be chance is not stated as a fact.
+    if finding not in _MOVED_CODES and not (has_moved or speedup.is_ok):
+        return Statement.of("moved", throughput=-quantities.time.loss)
     return Statement.of(
         _MOVED_CODES.get(finding, "moved_with_efficiency"),
         throughput=-quantities.time.loss,

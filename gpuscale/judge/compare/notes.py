@@ -50,8 +50,11 @@ def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes
-    if changed := environment_changes(before, after, *nodes):
-        notes.append(Statement.of("environment_changed", changes=changed))
+    recent = [note.facts["changes"] for note in comparison.notes if note.code == "recently_changed"]
+    told = {(change.name, change.after) for changes in recent for change in changes}
+    found = environment_changes(before, after, *nodes)
+    if changed := [each for each in found if (each.name, each.after) not in told]:
+        notes.append(Statement.of("environment_changed", changes=tuple(changed)))
     packages = [*package_changes(before, after)]
     if packages and any(entry.verdict.is_loss for entry in comparison.entries):
         notes.append(Statement.of("packages_changed", packages=len(packages)))
