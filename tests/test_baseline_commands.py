@@ -1,5 +1,6 @@
 """`gpuscale baseline` as a user types it: recorded, shown, compared, changed, imported."""
 
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,6 +172,12 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     assert waiting in " ".join(answer.stderr.split())
     assert shell(*command, "--weak").returncode == 0
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
+    shell.write("noisy", noisy)
+    (more,) = re.findall(
+        r"add runs \(--runs (\d+) ", " ".join(shell(*command[:-1], "c.json").stderr.split())
+    )
+    # Twice as many would not do.
+    assert int(more) > 20
 
 
 def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shell) -> None:

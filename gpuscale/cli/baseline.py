@@ -1,6 +1,7 @@
 """`gpuscale baseline`: make a baseline from results or a table, show it, or update it."""
 
 import argparse
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,9 @@ def _record(arguments: argparse.Namespace) -> int:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak:
-        more = 2 * max(map(len, entries.values()))
+        most, worst = max(map(len, entries.values())), losses[0].loss
+        # The smallest loss found is about proportional to the deviation of a mean.
+        more = max(2 * most, math.ceil(most * (min(worst, 1.0) / TOO_WEAK) ** 2))
         file = shlex.quote(visible(str(arguments.results[-1])))
         wanted = f"add runs (--runs {more} --resume {file})"
         if len({run.allocation for run in baseline.runs}) > 1:
