@@ -119,6 +119,11 @@ def test_two_ways_of_one_case_have_names_of_their_own() -> None:
     shown = comparison(entry(Verdict.OK), fast, entry(Verdict.OK), entry(Verdict.OK, case="other"))
     names = ["mnist_cnn/ddp (fp32)", "mnist_cnn/ddp (bf16)", "mnist_cnn/ddp (fp32) (2)"]
     assert [row.name for row in view(shown).rows] == [*names, "other/ddp"]
+    commands = ("torchrun train.py --batch {batch}", "torchrun train.py --batch {batch} --epochs 2")
+    shown = comparison(
+        *(entry(Verdict.OK, configuration=replace(CNN, command=each)) for each in commands)
+    )
+    assert [row.name for row in view(shown).rows] == ["mnist_cnn/ddp", "mnist_cnn/ddp (--epochs 2)"]
 
 
 @pytest.mark.parametrize(

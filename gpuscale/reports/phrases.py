@@ -41,7 +41,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
     """Return a unique name per configuration: its label, plus distinguishing options if needed."""
-    words = {each: _words(each) for each in configurations}
+    words = {each: (*_words(each), *_parts(each.command)) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, options in words.items():
         shared[each.label] = shared.get(each.label, set(options)) & set(options)
@@ -68,6 +68,11 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )
     return tuple(filter(None, words))
+
+
+def _parts(command: str | None) -> list[str]:
+    """Divide a command before each option: `torchrun`, `--nproc-per-node {gpus} train.py`."""
+    return re.split(r" (?=-)", command) if command else []
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
