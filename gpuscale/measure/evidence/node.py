@@ -140,14 +140,15 @@ class NodeWatch:
         cost_s = time.monotonic() - began_s
         yield variables | log_variables(logs, os.environ)
         began_s = time.monotonic() - cost_s
-        settings, absent = read_settings()
-        connections, problem = read_logs(logs, socket.gethostname())
+        # If the launcher has ended, the folder of the run is gone; sampling must stop all the same.
         with suppress(OSError):
-            logs.rmdir()
-        # If the launcher has ended, the folder of the run is gone.
-        with suppress(OSError):
+            settings, absent = read_settings()
+            own_name = socket.gethostname()
+            connections, problem = read_logs(logs, own_name)
+            with suppress(OSError):
+                logs.rmdir()
             evidence = NodeEvidence(
-                host=socket.gethostname(),
+                host=own_name,
                 load=load.load(gpu_processes, may_run_elsewhere=is_command),
                 settings=settings,
                 ports=network.read(),
