@@ -151,7 +151,7 @@ class History:
     def recent_change(self) -> tuple[int, tuple[EnvironmentChange, ...]]:
         """The night of the latest change of the environment that still holds, and what changed.
 
-        Nothing, if all such changes are older than the few nights that prove no new level.
+        Only the last four nights are searched, which may be too few to show a new level.
         """
         last = len(self.nights) - 1
         for night in range(last, max(0, last - FEWEST_NIGHTS), -1):

@@ -151,7 +151,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
 
 
 def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """Return what the last night has in common with none of the 15 nights before `night`.
+    """Return the changes from the 15 nights before `night` to the last night.
 
     Hosts are not compared, since a scheduler may choose others every night.
     """

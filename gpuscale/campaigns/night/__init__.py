@@ -97,13 +97,13 @@ class NightJob:
         if self._baseline:
             # Detect an unreadable baseline now, not after an hour of measurements.
             read_any(Path(self._baseline))
-        if judge := self._baseline or self._history:
-            _say(f"will be judged against {judge}")
         nights = nights_folder(os.environ)
         kept, history = nights / name, Path(self._history or nights)
         # That of the first night does not exist yet.
         if not (history.exists() or kept.resolve().is_relative_to(history.resolve())):
             raise FileError(history, f"there is no such folder; nights of {name} are in {kept}")
+        if judge := self._baseline or self._history:
+            _say(f"will be judged against {judge}")
         job = f"{self._started:%H%M%S}" if self._job is None else self._job
         folder = new_night(nights, name=name, job=job, day=self._started.date())
         if self._baseline:

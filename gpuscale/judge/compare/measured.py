@@ -171,12 +171,14 @@ def _reason(
 
 def _moved(quantities: Quantities, finding: Finding) -> Statement:
     speedup, reference = quantities.speedup, quantities.reference
-    if speedup is None or reference is None:
-        return Statement.of("moved", throughput=-quantities.time.loss)
-    tests = speedup.moved_worse, speedup.moved_better
-    has_moved = any(test(NAMING_SIGNIFICANCE) for test in tests)
+    is_known = speedup is not None and (
+        speedup.is_ok
+        or speedup.moved_worse(NAMING_SIGNIFICANCE)
+        or speedup.moved_better(NAMING_SIGNIFICANCE)
+    )
     # A change of E that may be chance is not stated as a fact.
-    if finding not in _MOVED_CODES and not (has_moved or speedup.is_ok):
+    is_told = finding in _MOVED_CODES or is_known
+    if speedup is None or reference is None or not is_told:
         return Statement.of("moved", throughput=-quantities.time.loss)
     return Statement.of(
         _MOVED_CODES.get(finding, "moved_with_efficiency"),
