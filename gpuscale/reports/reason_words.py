@@ -217,8 +217,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        "the baseline has fewer than {enough} allocations of open rows, too few to show how much "
-        "these differ: an assumed deviation widens the intervals"
+        "for inconclusive rows the baseline has fewer than {enough} allocations (nights or jobs), "
+        "too few to show how much these differ: an assumed deviation widens the intervals"
     ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(

@@ -99,8 +99,8 @@ def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]
 
 
 def readable(text: str) -> str:
-    """Prevent line breaks before percent signs; shorten UUIDs to a form that nvidia-smi accepts."""
-    text = text.replace(" %", "\u00a0%")
+    """Prevent line breaks before units; shorten UUIDs to a form that nvidia-smi accepts."""
+    text = re.sub(r"(?<=\d) (?=(%|m?s\b))", "\u00a0", text)
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
 
