@@ -200,9 +200,20 @@ def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idl
 @pytest.mark.parametrize("nights", ["abcd", "abc"])
 def test_one_busy_night_of_four_leaves_the_forecast_of_runs(nights: str) -> None:
     recorded = baseline({1: [0.1, 0.101, 0.1, 0.1] * 3}, allocations=nights)
-    busy = replace(recorded, runs=(*under(BUSY, recorded.runs[:1]), *recorded.runs[1:]))
+    busy = replace(recorded, runs=(*under(BUSY, recorded.runs[:3]), *recorded.runs[3:]))
     (row,) = compare(busy, [measured({1: [0.1, 0.105]})]).entries
     assert (row.further_runs is not None) is (len(nights) == 4)
+
+
+def test_a_busy_host_in_one_run_of_many_is_named_and_leaves_the_next_step() -> None:
+    recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
+    busy = replace(recorded, runs=(*under(BUSY, recorded.runs[:1]), *recorded.runs[1:]))
+    for before in (recorded, busy):
+        comparison = compare(before, [after])
+        codes = {note.code for note in comparison.notes}
+        assert ("seldom_busy_host_before" in codes) is (before is busy)
+        step = dict(view_of(comparison, [after]).headline)["next"]
+        assert step.startswith("make about 1 more run")
 
 
 def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:

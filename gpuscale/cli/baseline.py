@@ -28,7 +28,7 @@ from gpuscale.records import Baseline, Hardware, Tolerances
 from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.records.run import busy_hosts
+from gpuscale.records.run import busy_hosts, were_hosts_busy
 from gpuscale.reports.phrases import busy_text, load_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.show.formats import runs_text
@@ -93,9 +93,9 @@ def _record(arguments: argparse.Namespace) -> int:
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
         wanted += " while nothing else runs, or longer ones (--run-seconds)"
-        if busy := busy_hosts(baseline.runs):
+        if were_hosts_busy(baseline.runs):
             # Further runs would not take the busy ones out of the file.
-            load = load_text(busy[0][1])
+            load = load_text(busy_hosts(baseline.runs)[0][1])
             wanted = f"wait until the host is idle ({load}), and measure into a new file"
         validate_strength(losses, f"{wanted}, or take it with --weak")
     _write_new(arguments.output, baseline)

@@ -1,7 +1,7 @@
 """Runs, each of which is one fresh start of all ranks, and results files with many runs."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -127,6 +127,14 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
 def nodes_of(runs: Iterable[Run]) -> list[NodeEvidence]:
     """Return the evidence of all nodes of all runs."""
     return [node for run in runs for node in run.nodes]
+
+
+_SHARE_OF_BUSY = 0.25
+
+
+def were_hosts_busy(runs: Sequence[Run]) -> bool:
+    """True if a host was busy in a quarter of the runs or more: their spread may come from that."""
+    return len(busy_hosts(runs)) >= max(1, _SHARE_OF_BUSY * len(runs))
 
 
 def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:

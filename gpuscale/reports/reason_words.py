@@ -49,6 +49,8 @@ _CHANCE = (
 )
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
+_BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
+_BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -257,10 +259,10 @@ WORDS: Mapping[str, Words] = {
     "recently_changed": Words("changed on {since}, among the nights before: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),
     "gpu_places": Words("{places}"),
-    "busy_host": Words("a host was busy in {busy} of {made} ({on}: {load})", caution=ONCE_IDLE),
-    "busy_host_before": Words(
-        "a host of the baseline was busy in {busy} of {made} ({on}: {load})", caution=""
-    ),
+    "busy_host": Words(_BUSY, caution=ONCE_IDLE),
+    "busy_host_before": Words(_BUSY_BEFORE, caution=""),
+    "seldom_busy_host": Words(_BUSY),
+    "seldom_busy_host_before": Words(_BUSY_BEFORE),
     "unchecked_training": Words(
         "gpuscale cannot check that the ranks of a command train one model together: {cases}"
     ),

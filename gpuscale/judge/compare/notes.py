@@ -15,7 +15,7 @@ from gpuscale.judge.sides import Sides
 from gpuscale.records import Baseline, Comparison, Run, Statement, Verdict
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes
-from gpuscale.records.run import busy_hosts
+from gpuscale.records.run import busy_hosts, were_hosts_busy
 from gpuscale.records.verdict import Facts
 
 _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
@@ -205,6 +205,7 @@ def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
             host, load = busy[0]
+            code = code if were_hosts_busy(runs) else f"seldom_{code}"
             yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
 
 

@@ -11,7 +11,7 @@ from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
-from gpuscale.records.run import busy_hosts
+from gpuscale.records.run import were_hosts_busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,13 +250,13 @@ def required_runs(
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
-    none of `FURTHER_RUNS` is enough). If a host was busy during the runs of one side, the advice is
-    to measure that side again, unless the baseline has enough allocations to show their spread.
+    none of `FURTHER_RUNS` is enough). If a host was busy in many runs of one side, the advice is to
+    measure that side again, unless the baseline has enough allocations to show their spread.
     """
-    if row.after is not None and busy_hosts(row.after.valid):
+    if row.after is not None and were_hosts_busy(row.after.valid):
         return None, Statement.of("once_idle")
     before = row.before
-    if before and len(before.runs) < MINIMUM_ALLOCATIONS and busy_hosts(before.valid):
+    if before and len(before.runs) < MINIMUM_ALLOCATIONS and were_hosts_busy(before.valid):
         return None, Statement.of("baseline_once_idle")
     if not settles(FURTHER_RUNS[-1]):
         return None, None
