@@ -204,6 +204,16 @@ def test_a_folder_of_nights_that_does_not_exist_is_refused_before_measuring(chec
     assert "exit code 4 is expected of a first night" in first.output
 
 
+@pytest.mark.parametrize("options", ["--histroy x", "--format jsn"])
+def test_an_option_that_compare_lacks_is_refused_before_measuring(
+    checkout: Path, options: str
+) -> None:
+    said = plain_night(checkout, f"measure x compare b.json {options}").ended(2)
+    assert "did you mean" in said.output
+    assert "measuring" not in said.output
+    assert not (checkout / ".gpuscale" / "nightly").exists()
+
+
 def test_a_night_without_jinja2_leaves_no_page_and_says_so(checkout: Path) -> None:
     night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl")).ended()
     assert "pip install jinja2" in night.output

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["help"]:
             words = [*words[1:], "--help"]
         # Parsing imports the command's module, which may fail.
-        parsed = _parser().parse_args(words)
+        parsed = parser_of_commands().parse_args(words)
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
@@ -141,7 +141,8 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{option}: {no_such(value, action.choices)}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_commands() -> argparse.ArgumentParser:
+    """Return the parser of all commands; it imports a command's module once it meets its name."""
     parser = _Parser(
         prog="gpuscale",
         description="Does multi-GPU training on this machine still scale as it did?",

@@ -8,6 +8,7 @@ from io import StringIO
 from gpuscale import cli
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.campaigns.night import NightJob, print_flushed
+from gpuscale.cli.compare import outputs_of
 from gpuscale.reports.page import write_index
 
 _USAGE = "NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE|--history DIR [OPTION...]]"
@@ -49,6 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     for what, is_missing in missing.items():
         if is_missing:
             raise UsageError(f"{what} is missing; use: {_USAGE}")
+    if compare:
+        # An option that `compare` refuses would otherwise be told after hours of measurements.
+        outputs_of(cli.parser_of_commands().parse_args(["compare", *compare]).format, [])
     night = NightJob(job, measure, compare, partial(_command, set()))
     code = night.run(arguments.name)
     try:
