@@ -21,7 +21,7 @@ from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import losses_found
 from gpuscale.reports.comparison.texts import text
-from gpuscale.reports.phrases import change_text
+from gpuscale.reports.phrases import change_text, found_change_text
 from gpuscale.reports.show.step_parts import budget_findings
 
 NIGHTS = [f"n{i}" for i in range(6)]
@@ -107,6 +107,13 @@ def test_an_interval_is_shown_if_it_can_be_read(
 ) -> None:
     value, low, high = change
     assert change_text(Estimate(value=value, low=low, high=high)) == text
+
+
+def test_a_change_that_was_found_has_its_number_however_uncertain_it_is() -> None:
+    found = found_change_text(Estimate(value=-0.368, low=-0.7, high=0.3))
+    assert found == "−36.8 %, uncertain by more than a factor of two"
+    known = Estimate(value=-0.091, low=-0.102, high=-0.08)
+    assert found_change_text(known) == change_text(known)
 
 
 def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:

@@ -69,7 +69,7 @@ def notes(history: History) -> Iterator[str]:
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
             name, since = of_rows[row.point], names[row.lost.since]
-            change, rate = phrases.change_text(row.lost.throughput), _rate_word(history)
+            change, rate = phrases.found_change_text(row.lost.throughput), _rate_word(history)
             yield f"slower and slower since {since}: {name}, {rate} in all {change}"
     if alone := _far_nights(history):
         dates = phrases.enumerated([names[night] for night in sorted(alone)])
@@ -208,7 +208,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     details = [
         f"{names[change.point]}: {phrases.rate_word(change.point.configuration)} "
-        f"{phrases.change_text(change.throughput)}"
+        f"{phrases.found_change_text(change.throughput)}"
         for change in shown[:_MOST_ROWS]
     ]
     if len(shown) > _MOST_ROWS:

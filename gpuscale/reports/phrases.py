@@ -282,6 +282,12 @@ def change_text(change: Estimate) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
+def found_change_text(change: Estimate) -> str:
+    """Format a change that was found although its size may be uncertain, which is then said."""
+    text = change_text(change)
+    return f"{percent_text(change.value)}, {text}" if text == UNCERTAIN else text
+
+
 def verdict_word(verdict: Verdict) -> str:
     """Return the verdict as a word, in capitals unless it is a pass."""
     return verdict.value if verdict.is_pass else verdict.value.upper()
