@@ -11,6 +11,7 @@ from statements import known
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
 from gpuscale.records import Run
+from gpuscale.records.baseline import ToleranceOverride, Tolerances
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.show import odd_runs, scaling_lines, scaling_table, table_notes
@@ -97,6 +98,14 @@ def test_an_interval_shows_its_ends_if_it_is_wide_and_only_a_sign_beyond_a_facto
     for time_s, is_open in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
         assert (" ?" in text and "factor of two" in text) == is_open
+
+
+def test_a_baseline_shows_the_limits_that_a_site_has_set() -> None:
+    usual = baseline({1: (0.1, 0.1)})
+    own = Tolerances(overrides=(ToleranceOverride(case="mnist_cnn", margin=0.1),))
+    assert "\nlimits " not in shown_text(usual)
+    line = 'limits    {"overrides": [{"case": "mnist_cnn", "margin": 0.1}]}\n'
+    assert line in shown_text(replace(usual, tolerances=own))
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def relative(path: Path) -> str:
 def summary_lines(
     results: Results, path: Path, *, new_runs: Sequence[Run], interrupted: bool
 ) -> Iterator[str]:
-    """Yield the lines of a table of all runs in the file, and notes on this session's runs."""
+    """Yield the lines of a table of all runs in the file, and notes on them and on `new_runs`."""
     if not results.runs:
         yield "nothing was measured: no results file was written"
         return
@@ -133,7 +133,7 @@ def summary_lines(
         yield injection_warning(results.injections)
     columns = Screen.of(sys.stdout).columns
     yield from scaling_lines(results, columns)
-    notes = [*filter(None, [busy_text(new_runs)]), *failures(new_runs)]
+    notes = [*filter(None, [busy_text(results.runs)]), *failures(new_runs)]
     if not any(run.is_valid for run in results.runs):
         notes.append("no run gave a number: there is nothing to compare")
     if interrupted:

@@ -16,7 +16,7 @@ from gpuscale.judge.baseline import entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import machine_label, side_of_baseline
 from gpuscale.records import Baseline, Configuration, PointKey, Results, Run, ScalingPoint
-from gpuscale.records.baseline import BaselineChange
+from gpuscale.records.baseline import BaselineChange, Tolerances
 from gpuscale.records.configuration import commands_text
 from gpuscale.records.record import document_text
 from gpuscale.reports import phrases
@@ -139,6 +139,11 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     for software, named in by_key(places).items():
         yield f"software  {software or phrases.UNKNOWN}"
         yield phrases.to_minutes(f"          in {', '.join(named)}")
+    usual = msgspec.to_builtins(Tolerances())
+    limits = msgspec.to_builtins(baseline.tolerances).items()
+    if own := {name: value for name, value in limits if value != usual[name]}:
+        text = msgspec.json.format(msgspec.json.encode(own), indent=0).decode()
+        yield f"limits    {text}"
     if busy := phrases.busy_text(baseline.runs):
         yield f"beware    {busy}"
     yield ""
