@@ -7,7 +7,7 @@ write with `NCCL_DEBUG=INFO`; other lines are ignored.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,30 +42,28 @@ _DEVICE_FACTS = (
     _Fact("pcie_width", "current_link_width", _WIDTH, int),
     _Fact("pcie_gt_s", "current_link_speed", _NUMBER),
 )
-_PORT_FACTS: Mapping[PortKind, tuple[_Fact, ...]] = {
+_PORTS: Mapping[PortKind, tuple[str, *tuple[_Fact, ...]]] = {
     "infiniband": (
+        "infiniband/*/ports/*",
         _Fact("kind", "link_layer", r"(Ethernet)", lambda _: "roce"),
         _Fact("state", "state", r"\d: (\w+)", str.lower),
         _Fact("rate_gbit_s", "rate", rf"{_NUMBER} Gb/sec"),
         _Fact("width", "rate", r"[\d.]+ Gb/sec \(([1-9]\d*)X", int),
     ),
     "slingshot": (
+        "cxi/cxi*",
         _Fact("state", "device/properties/link", "([01])", {"0": "down", "1": "up"}.get),
         _Fact("rate_gbit_s", "device/properties/speed", _SPEED, lambda mbit_s: int(mbit_s) / 1000),
         # Extended speed mode (ESM), whose rates the standard PCIe registers cannot express.
         _Fact("pcie_gt_s", "device/properties/current_esm_link_speed", _NUMBER),
     ),
     "ethernet": (
+        "net/*",
         _Fact("state", "operstate", r"(\w+)", str),
         _Fact("rate_gbit_s", "speed", _SPEED, lambda mbit_s: int(mbit_s) / 1000),
     ),
 }
-_PLACES: Mapping[str, PortKind] = {
-    "infiniband/*/ports/*": "infiniband",
-    "cxi/cxi*": "slingshot",
-    "net/*": "ethernet",
-}
-"""Patterns of folders below `/sys/class` that describe a port, each with the kind of port."""
+"""Pattern of the folders below `/sys/class` that describe a port of each kind, and their facts."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
 """Ports and their counters, keyed by name and PCI address: another adapter may take over a name
@@ -115,15 +113,15 @@ def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
 
 def _readings(root: Path) -> _Readings:
     found = [*_tcp(root)]
-    for pattern, kind in _PLACES.items():
+    for kind, (pattern, *facts) in _PORTS.items():
         for folder in sorted((root / "sys/class").glob(pattern)):
-            port = _port(kind, folder)
+            port = _port(kind, folder, facts)
             if kind != "ethernet" or _is_counted(port, folder):
                 found.append((port, _counters(kind, folder)))
     return {(port.name, port.pci_address): (port, counters) for port, counters in found}
 
 
-def _port(kind: PortKind, folder: Path) -> Port:
+def _port(kind: PortKind, folder: Path, own_facts: Sequence[_Fact]) -> Port:
     adapter, name = folder, folder.name
     if kind == "infiniband":
         adapter, name = folder.parents[1], f"{folder.parents[1].name} port {name}"
@@ -131,7 +129,7 @@ def _port(kind: PortKind, folder: Path) -> Port:
     # A virtual interface has no PCI address.
     addresses = _PCI_ADDRESS.findall(str(device.resolve())) or [None]
     facts: dict[str, Any] = {"name": name, "kind": kind, "pci_address": addresses[-1]}
-    for place, known in ((device, _DEVICE_FACTS), (folder, _PORT_FACTS[kind])):
+    for place, known in ((device, _DEVICE_FACTS), (folder, own_facts)):
         for fact in known:
             if match := re.match(fact.pattern, text_of(place / fact.file)):
                 facts[fact.field] = fact.of(match[1])
@@ -175,7 +173,6 @@ def _counters(kind: PortKind, folder: Path) -> dict[str, int | str]:
 
 _LOG_BYTES = 1_000_000
 """Number of bytes to read from the start of each process's log; NCCL reports connections there."""
-_USERS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _RING = 4
 """NCCL's number for the ring pattern; lower numbers are tree patterns."""
 _MARK = " NCCL INFO "
@@ -209,11 +206,10 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     Return {} if the user has set any of these variables or the folder does not exist. Ranks on CPUs
     get the variables too, which gloo ignores, so that tests need no GPU.
     """
-    if any(name in variables for name in _USERS) or not folder.is_dir():
-        return {}
     file = str(folder / "nccl").replace("%", "%%")
-    values = ("INFO", f"{file}.%h.%p", "INIT,GRAPH,NET")
-    return dict(zip(_USERS, values, strict=True))
+    wanted = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{file}.%h.%p"}
+    wanted["NCCL_DEBUG_SUBSYS"] = "INIT,GRAPH,NET"
+    return wanted if folder.is_dir() and wanted.keys().isdisjoint(variables) else {}
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:

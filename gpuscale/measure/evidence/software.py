@@ -26,6 +26,8 @@ from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.evidence import Library, ProcessSoftware, merged, normalised
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages(?=/)")
+_MAPPED_FILE = re.compile(r"^(?:\S+ +){5}(/.*)$", re.MULTILINE)
+"""Path in a line of /proc/PID/maps, after address, permissions, offset, device and inode."""
 _PYTHON = re.compile(r"/python(\d\.\d+)/")
 _VERSION_LINE = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)", re.MULTILINE)
 KNOWN_LIBRARIES = {
@@ -47,19 +49,6 @@ _FILE_NAMES = {
     name: re.compile(rf"lib{stem}([.-][0-9a-f]{{8}})?\.so(\.[\d.]+)?")
     for name, stem in KNOWN_LIBRARIES.items()
 }
-
-
-def _mapped_files(process: int, root: Path) -> list[str]:
-    """Return the paths of the files that a process has mapped into memory.
-
-    Raise an OSError if the process has ended or belongs to another user.
-    """
-    maps = root / f"proc/{process}/maps"
-    lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
-    # Address, permissions, offset, device, inode, path.
-    columns = (line.split(None, 5) for line in lines)
-    paths = (fields[5] for fields in columns if len(fields) == 6)
-    return [path for path in dict.fromkeys(paths) if path.startswith("/")]
 
 
 def own_software() -> ProcessSoftware:
@@ -145,9 +134,11 @@ def software_of(
     absent: str | None = "no process of the command was left"
     for process in sorted(number for number in processes if not _is_fork(number, processes, root)):
         try:
-            files[process] = _mapped_files(process, root)
+            mapped = (root / f"proc/{process}/maps").read_text(encoding="utf-8", errors="replace")
+            files[process] = [*dict.fromkeys(_MAPPED_FILE.findall(mapped))]
         except OSError as error:
-            # The process may have ended; another may have loaded the same libraries.
+            # The process may have ended, or belong to another user; another process may have
+            # loaded the same libraries.
             absent = _refusal(process, error)
     software = without_software(None if files else absent)
     if files and with_packages:
@@ -157,8 +148,8 @@ def software_of(
             software = _software(process, files[process], root)
         except OSError as error:
             software = without_software(_refusal(process, error))
-    mapped = [file for of_process in files.values() for file in of_process]
-    libraries = libraries_among(mapped, are_own=os.getpid() in files)
+    all_files = [file for of_process in files.values() for file in of_process]
+    libraries = libraries_among(all_files, are_own=os.getpid() in files)
     cpus = {allowed_cpus(process, root) for process in files}
     return ProcessSoftware(
         host=socket.gethostname(), libraries=libraries, cpus=tuple(sorted(cpus)), software=software
