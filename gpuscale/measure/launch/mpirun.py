@@ -44,14 +44,12 @@ class OpenMpi(ProcessStarter):
 
     def hosts(self) -> tuple[str, ...]:
         """Return the job's hosts; raise UsageError if they are unknown or `mpirun` is missing."""
-        if shutil.which("mpirun") is None:
-            raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = nodes_of_job(os.environ)
-        if not found:
+        if not found or shutil.which("mpirun") is None:
             raise UsageError(
-                "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE, "
-                "PE_HOSTFILE and SLURM_JOB_NODELIST are not set); start it inside a job, or set "
-                "PBS_NODEFILE to a file with a host on each line"
+                "--launcher mpirun: no hosts of a job (LSB_MCPU_HOSTS, PBS_NODEFILE, PE_HOSTFILE, "
+                "SLURM_JOB_NODELIST) or no 'mpirun' here; load an Open MPI module, and start it "
+                "inside a job, or set PBS_NODEFILE to a file with a host on each line"
             )
         return found
 
@@ -107,7 +105,8 @@ class OrderSocket:
         """`folder` is readable by this user only; `hosts` has the host of each keeper."""
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
-        addresses = tuple(map(_own_address, hosts))
+        # mpirun itself reports a host that cannot be reached.
+        addresses = tuple(map(address_towards, hosts))
         server = _ServerFile(addresses, self._server.getsockname()[1], self._key.decode())
         RecordFile(folder / _FILE, _ServerFile).write(server)
 
@@ -130,14 +129,6 @@ class OrderSocket:
     def close(self) -> None:
         """Stop accepting connections."""
         self._server.close()
-
-
-def _own_address(host: str) -> str:
-    try:
-        return address_towards(host)
-    except OSError:
-        # mpirun itself reports a host that cannot be reached.
-        return socket.gethostname()
 
 
 def connect(folder: Path, number: int) -> int | None:

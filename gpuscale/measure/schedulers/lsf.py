@@ -22,8 +22,6 @@ class Lsf(Scheduler):
     takes_stdin = True
     job_number = re.compile(r"Job <(\d+)>")
     cancel_program = "bkill"
-    # Sites can configure bjobs to exit with the exit code of the job.
-    ignores_exit_code = True
     job_variable = "LSB_JOBID"
     folder_variable = "LS_SUBCWD"
     nodes_variable = "LSB_MCPU_HOSTS"

@@ -168,12 +168,13 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 
 
 def address_towards(host: str) -> str:
-    """Return this host's address on the route to another host; raise OSError without a route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    """Return this host's address on the route to another host; its own name without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Connecting a UDP socket sends nothing, but makes the kernel select the route.
         probe.connect((host, _ANY_PORT))
         address: str = probe.getsockname()[0]
         return address
+    return socket.gethostname()
 
 
 def _interface_towards(host: str) -> str | None:

@@ -100,8 +100,6 @@ class Scheduler(ABC):
     """Commands that report the state of a job, each a fallback for the previous one; the number of
     the job is appended."""
     cancel_program: ClassVar[str]
-    ignores_exit_code: ClassVar[bool] = False
-    """True if a command in `state_commands` may print the state and still exit with an error."""
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]
     """Environment variable in which a job finds the folder from which the job was submitted."""
@@ -114,7 +112,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Return a job's state from outputs of `state_commands` so far ('' if a command failed)."""
+        """Return a job's state from outputs of `state_commands` so far ('' without an answer)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         """Return values for placeholders that only this scheduler has; `gpus` is its GPU option."""
@@ -154,7 +152,8 @@ class Scheduler(ABC):
         """Query the scheduler and return the current state of a job."""
         answers: list[str] = []
         for command in self.state_commands:
-            answers.append(answer_of([*command, job], or_error=self.ignores_exit_code) or "")
+            # LSF may exit with the exit code of the job, and SGE reports its end as an error.
+            answers.append(answer_of([*command, job], or_error=True) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -177,9 +176,7 @@ class Scheduler(ABC):
         except FileNotFoundError:
             raise SchedulerError(f"{program} is not here; {elsewhere}") from None
         except subprocess.TimeoutExpired:
-            problem = f"has not answered within {_ANSWER_S:.0f} s"
-            remedy = "see whether the job is there before submitting again"
-            raise SchedulerError(f"{program} {problem}; {remedy}") from None
+            return self.number_in("")
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
             raise SchedulerError(
@@ -194,8 +191,9 @@ class Scheduler(ABC):
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(
-                f"{self.submit_command[0]} said '{output.strip()[:200]}', in which there is no job "
-                "number; see with the scheduler's own command whether the job is there"
+                f"{self.submit_command[0]} gave no job number within {_ANSWER_S:.0f} s, but "
+                f"'{output.strip()[:200]}'; see with the scheduler's own command whether the job "
+                "is there before submitting again"
             )
         return found[1]
 

@@ -44,7 +44,6 @@ class Sge(Scheduler):
     )
     variables_option = "-v"
     state_commands = (("qstat", "-j"), ("qacct", "-j"))
-    ignores_exit_code = True
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
         # JOB_ID alone is too common a name to mean SGE.

@@ -127,16 +127,16 @@ class Slurm(Scheduler, ProcessStarter):
         return JobState("ended", word, exit_code, _ENDINGS[word])
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        names = environment.get(self.nodes_variable)
-        return host_names(names) if names else ()
+        return host_names(environment.get(self.nodes_variable, ""))
 
     def hosts(self) -> tuple[str, ...]:
         """Return the job's nodes; raise UsageError if job steps cannot see all GPUs of a node."""
-        nodes = os.environ.get("SLURM_JOB_NODELIST")
-        if nodes is None:
+        hosts = self.nodes(os.environ)
+        if not hosts or shutil.which("srun") is None:
             raise UsageError(
-                "--launcher slurm: this is not a Slurm job (SLURM_JOB_NODELIST is not set); start "
-                "it inside sbatch or salloc, e.g. 'salloc --nodes=2 --exclusive pytest …'"
+                "--launcher slurm: no nodes of a Slurm job here; start it inside sbatch or salloc, "
+                "e.g. 'salloc --nodes=2 --exclusive pytest …', where SLURM_JOB_NODELIST is set and "
+                "'srun' and 'scontrol show hostnames' work"
             )
         if "SLURM_GPUS_PER_NODE" not in os.environ and _BY_JOB_OR_TASK & set(os.environ):
             raise UsageError(
@@ -144,12 +144,6 @@ class Slurm(Scheduler, ProcessStarter):
                 "its nodes do not see all of theirs; ask for them by node, with --gpus-per-node=4 "
                 "or --gres=gpu:4 in place of --gpus and --gpus-per-task"
             )
-        if shutil.which("srun") is None:
-            raise UsageError("--launcher slurm: 'srun' is not on PATH; load your site's Slurm")
-        hosts = self.nodes(os.environ)
-        if not hosts:
-            problem = f"'scontrol show hostnames {nodes}' does not say"
-            raise UsageError(f"cannot tell the nodes of the job: {problem}; see whether it works")
         return hosts
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
@@ -189,7 +183,8 @@ class Slurm(Scheduler, ProcessStarter):
 
 def host_names(listed: str) -> tuple[str, ...]:
     """Expand a node list such as `nid[01-04]` with scontrol; empty if scontrol does not answer."""
-    return tuple((answer_of(["scontrol", "show", "hostnames", listed]) or "").split())
+    answer = answer_of(["scontrol", "show", "hostnames", listed]) if listed else None
+    return tuple((answer or "").split())
 
 
 class ClusterNode(NamedTuple):
