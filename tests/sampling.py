@@ -51,7 +51,7 @@ def sampled(output: Path, addresses: Addresses, ticks: int) -> TelemetryReport:
         assert within_limit(lambda: lines_of(output) > ticks or _is_absent(output))
     finally:
         assert sampler.stop() == 0
-    return summarize(output, uuids=[*addresses], intervals=[(began, time.time())])
+    return summarize(output, [(began, time.time())])
 
 
 def lines_of(path: Path) -> int:

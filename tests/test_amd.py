@@ -36,7 +36,6 @@ def test_each_gpu_is_found_by_pci_address_and_read_by_itself(fleet: Fleet, tmp_p
     addresses = {"hip-0": SECOND, "hip-1": FIRST.upper(), "hip-2": "0000:ff:00.0"}
     report = sampled(tmp_path / "samples", addresses, 12)
     one, two, unknown = report.gpu_summaries
-    assert report.driver_version == "6.12.12"
     assert (one.name, one.absent) == ("AMD Instinct MI300X", ())
     expected: dict[str, Any] = {
         "utilization_mean": 0.9,

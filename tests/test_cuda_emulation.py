@@ -155,6 +155,7 @@ def test_two_devices_of_amd_are_trained_on_and_sampled(
     made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="").ended()
     found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
     assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
+    assert made.results.environment.driver_version == "6.12.12"
     (run,) = made.results.runs
     assert run.configuration.device == "rocm"
     used = [gpu.values["utilization_mean"] for gpu in run.gpu_summaries]

@@ -11,7 +11,7 @@ from statements import facts_of
 
 from gpuscale.base.host import cpu_model
 from gpuscale.judge.compare import compare
-from gpuscale.measure.evidence.host_load import LoadMeter
+from gpuscale.measure.evidence.node import LoadMeter
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
 from gpuscale.reports.comparison import view_of
@@ -91,7 +91,7 @@ def test_the_cpu_time_of_others_is_what_the_runs_own_processes_did_not_use(
 def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[str, ...]) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from gpuscale.measure.evidence.node import DriverProcess\n"
+        "from gpuscale.measure.telemetry.sampler import DriverProcess\n"
         "driver = DriverProcess()\n"
         "for _ in range(2):\n"
         f"    print(driver.start({{'{GPU_A}': None}}, Path(sys.argv[1])))\n    driver.stop()\n"
@@ -110,9 +110,8 @@ def test_a_driver_that_hangs_or_dies_costs_its_patience_alone(driver: str, tmp_p
     script = (
         "import os, sys, time; from pathlib import Path\n"
         "from gpuscale.measure.telemetry import sampler\n"
-        "from gpuscale.measure.evidence import node as gpus\n"
-        f"gpus._PATIENCE_S, sampler.open_smi = 0.5, lambda: {driver}\n"
-        "driver = gpus.DriverProcess()\n"
+        f"sampler._PATIENCE_S, sampler.open_smi = 0.5, lambda: {driver}\n"
+        "driver = sampler.DriverProcess()\n"
         "print(driver.start({'GPU': None}, Path(sys.argv[1])), driver.is_usable)\n"
         "driver.stop(); os.waitpid(driver.number, 0)\n"
     )

@@ -20,7 +20,6 @@ from gpuscale.measure.worker.entry import RankFiles
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words
 from gpuscale.measure.worker.user_code import _load_module, traceback_text
 from gpuscale.records import Failure
-from gpuscale.records.evidence import RankReport
 from gpuscale.records.request import RankFailure
 
 # As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).
@@ -29,7 +28,7 @@ OF_NCCL = (
     "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n{}\nLast error:\n{}"
 )
 ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
-STARTED = [RankReport(rank=rank, host=f"n{1 + rank // 2}") for rank in range(4)]
+STARTED = [(rank, f"n{1 + rank // 2}") for rank in range(4)]
 
 
 def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:

@@ -53,7 +53,7 @@ def sample(tmp_path: Path) -> Sample:
 def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample: Sample) -> None:
     report = sample(nvml.GPU_A, f"GPU-{nvml.GPU_B}", nvml.UNKNOWN_UUID)
     one, two, unknown = report.gpu_summaries
-    assert (report.absent, report.driver_version) == (None, "575.57.08")
+    assert report.absent is None
     assert one.samples == two.samples >= 5
     assert (one.uuid, one.name, one.absent) == (nvml.GPU_A, "Fake V100 A", ())
     # The prefix that NVML gives a UUID may be there or not.
@@ -222,7 +222,7 @@ def test_a_hanging_sampler_ends_by_itself(tmp_path: Path, monkeypatch: pytest.Mo
     sampler = Sampler({nvml.GPU_A: None}, output, hang_s=1)
     assert sampler.process.wait(240) == -signal.SIGALRM
     sampler.pipe.close()
-    absent = summarize(output, uuids=[nvml.GPU_A], intervals=[(0, time.time())]).absent
+    absent = summarize(output, [(0, time.time())]).absent
     assert absent == "the GPU sampler ended before its first sample, as after a hang in the driver"
 
 

@@ -7,14 +7,14 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records import Environment, NodeEvidence, RunRequest
-from gpuscale.records.evidence import ProcessSoftware, RankReport
+from gpuscale.records.evidence import ProcessSoftware
 from gpuscale.records.probes import NodeProbe, NodeProbeRequest
 from gpuscale.records.record import from_json, to_json
 from gpuscale.records.request import CommandOutcome, FigureOutcome, RankFailure, RankOutcome
@@ -25,7 +25,6 @@ LAUNCHER_LOG = "launcher.log"
 _OWNER = "owner"
 _LOOK_S = 0.05
 _VISIBLE_S = 30.0
-"""Seconds that a file written on another node may take to become visible on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ class RunDirectory:
         """Hosts of the run as named by the launcher, one per line; absent if ranks are local."""
         self.enough = path / "enough"
         """Marker file, present once a command has reported enough steps and can be ended."""
-        self.launched = RecordFile(path / "launched.json", list[RankReport])
-        """The ranks that the launcher has started, with their hosts; absent if ranks are local."""
+        self.launched = RecordFile(path / "launched.json", list[tuple[int, str]])
+        """Ranks that the launcher has started, each with its host; absent if ranks are local."""
         self.outcomes = RecordFile(path / "outcomes.json", list[RankOutcome])
         """Measurements of all ranks, written by rank 0 once all ranks have passed their checks."""
         self.launcher_log = path / LAUNCHER_LOG
@@ -118,7 +117,7 @@ class RunDirectory:
 
     def host_of_ranks(self) -> dict[int, str]:
         """Return the host of each rank that the launcher has started; empty if ranks are local."""
-        return {report.rank: report.host for report in self.launched.read_if_left() or ()}
+        return dict(self.launched.read_if_left() or ())
 
     @property
     def variable(self) -> str:
@@ -139,15 +138,23 @@ class RunDirectory:
         left = [RecordFile(path, NodeEvidence).read_if_left() for path in paths]
         return tuple(filter(None, left))
 
-    def left_by(self, job: str, hosts: Sequence[str], ranks: int) -> list[Path]:
-        """Return the files that a job, such as `rank` or `describe`, writes if it succeeds."""
+    def wait_for_results(self, job: str, hosts: Sequence[str], ranks: int) -> None:
+        """Wait at most 30 s until all files that a job writes if it succeeds are visible here."""
         if job == "describe":
-            return [self.environment(host).path for host in hosts]
-        if job == "probe":
-            return [self.probe(rank).path for rank in range(ranks)]
-        nodes = [self.node_evidence(host).path for host in {*self.host_of_ranks().values()}]
-        # One process of a command reports for all ranks.
-        return [*nodes, self.outcomes.path if job == "rank" else self.enough]
+            paths = [self.environment(host).path for host in hosts]
+        elif job == "probe":
+            paths = [self.probe(rank).path for rank in range(ranks)]
+        else:
+            paths = [self.node_evidence(host).path for host in {*self.host_of_ranks().values()}]
+            # One process of a command reports for all ranks.
+            paths.append(self.outcomes.path if job == "rank" else self.enough)
+        deadline_s = time.monotonic() + _VISIBLE_S
+        for path in paths:
+            while time.monotonic() < deadline_s:
+                # Listing the folder makes a network file system refresh its cache.
+                if path in self.path.iterdir() and path.stat().st_size > 0:
+                    break
+                time.sleep(_LOOK_S)
 
     def failures(self) -> list[RankFailure]:
         """Return the failure records left by all ranks, earliest first."""
@@ -161,17 +168,6 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
-
-
-def wait_for(paths: Iterable[Path]) -> None:
-    """Wait until files written on other nodes are visible and not empty; give up after 30 s."""
-    deadline_s = time.monotonic() + _VISIBLE_S
-    for path in paths:
-        while time.monotonic() < deadline_s:
-            # Listing the folder makes a network file system refresh its cache.
-            if path in path.parent.iterdir() and path.stat().st_size > 0:
-                break
-            time.sleep(_LOOK_S)
 
 
 @contextlib.contextmanager

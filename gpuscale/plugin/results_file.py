@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
-from gpuscale.base.host import text_of
 from gpuscale.measure.telemetry.summary import TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import (
@@ -28,7 +27,6 @@ from gpuscale.records.configuration import differences
 from gpuscale.store.results import ResultsFile, create_results, default_results_path
 from gpuscale.workload.printed_figures import KNOWN_FIGURES
 
-_LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _MOST_NAMED = 8
 _REMEDY = "measure into a new file, without --resume"
 _Change = tuple[str, object, object]
@@ -102,8 +100,6 @@ class Recorder:
         it differs from the software recorded in a resumed file.
         """
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
-        if telemetry.driver_version is not None:
-            self.environment = replace(self.environment, driver_version=telemetry.driver_version)
         if self.resumed is not None and _is_of_commands(self._before):
             software = software or self.environment
             faults = self._before.injections
@@ -161,16 +157,11 @@ def validate_environment(
         if software is not None and software.packages and known.packages:
             known = software
         environment = environment.with_software_of(known)
-    # NVML reports the driver's version only during a run, which is too late to refuse the file.
-    driver = environment.driver_version or text_of(_LOADED_DRIVER) or None
     then = recorded.environment
-    if driver is None or then.driver_version is None:
-        then = replace(then, driver_version=driver)
-    now = replace(environment, driver_version=driver)
     changes = (
-        *environment_diff.field_differences(then, now, environment_diff.IN_SESSION),
-        *environment_diff.variable_changes([then], [now]),
-        *environment_diff.package_changes([then], [now]),
+        *environment_diff.field_differences(then, environment, environment_diff.IN_SESSION),
+        *environment_diff.variable_changes([then], [environment]),
+        *environment_diff.package_changes([then], [environment]),
     )
     others = (
         ("gpuscale", recorded.gpuscale_version, __version__),

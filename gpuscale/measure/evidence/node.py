@@ -6,30 +6,32 @@ below `/proc` and `/sys` are relative to a `root`, for which tests use a tree of
 
 import os
 import re
-import signal
-import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from msgspec import json
-
-from gpuscale.base.process_ends import die_with_parent
-from gpuscale.measure.evidence.host_load import LoadMeter
+from gpuscale.base.host import allowed_cpus, cpus_in, text_of
+from gpuscale.base.process_ends import descendants
 from gpuscale.measure.evidence.network import NetworkMeter, log_variables, read_logs
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.telemetry.sampler import serve
-from gpuscale.records import NodeEvidence
+from gpuscale.measure.telemetry.sampler import DriverProcess
+from gpuscale.records import HostLoad, NodeEvidence
 
-_PATIENCE_S = 10.0
-"""Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
 SAMPLER_VARIABLE = "GPUSCALE_SAMPLER"
 """Environment variable with the process ID of the GPU sampler, which ci/overhead.py suspends."""
-_Reader = Callable[[Path], str]
+_BUSY_COLUMNS = (0, 1, 2, 7)
+"""Columns of a CPU in /proc/stat: user, niced and system time, and time stolen by other virtual
+machines. Interrupts are left out: most serve the run's own traffic."""
+_ALL_COLUMNS = range(8)
+_OWN_COLUMNS = slice(11, 15)
+"""Columns of /proc/PID/stat after the process name: CPU time of the process and ended children."""
+_FEWEST_OWN_CORES = 0.05
+_SHORTEST_S = 0.1
 
+_Reader = Callable[[Path], str]
 _READ_BYTES = 16384
 # No other kernel options are recorded, since they may contain secrets.
 _KERNEL_OPTIONS = re.compile(
@@ -41,51 +43,57 @@ _KERNEL_OPTIONS = re.compile(
 _IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 
 
-class DriverProcess:
-    """A process that samples GPUs, kept apart because ranks must not inherit an open driver.
+class LoadMeter:
+    """Measures the CPU time of all processes outside a family, since the meter was created.
 
-    The process is forked once, before its parent imports torch: a later fork for each run would
-    take tens of milliseconds, because of the memory that torch maps.
+    The family is one process (by default this one) and its descendants, including those that have
+    ended. CPUs on which the family may not run are ignored. The load average would not do: it
+    includes the run's own ranks, and work that ended minutes ago.
     """
 
-    def __init__(self) -> None:
-        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pipe.settimeout(_PATIENCE_S)
-        self.is_usable = True
-        """False once the driver has hung or failed."""
-        # The child must not write signals into the pipe that wakes the keeper.
-        blocked = signal.valid_signals() - {signal.SIGALRM}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        self.number = os.fork()
-        if not self.number:
-            with suppress(BaseException):
-                die_with_parent()
-                self._pipe.close()
-                serve(theirs)
-            os._exit(0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+    def __init__(self, family: int | None = None, root: Path = Path("/")) -> None:
+        self._root, self._family = root, family or os.getpid()
+        members = self._members()
+        # A scheduler's daemon, as the head of a family, may run on CPUs that the job does not have.
+        bound = members - {self._family} or members
+        self._cpus = set[int]().union(*(cpus_in(allowed_cpus(each, root)) for each in bound))
+        self._before = self._ticks(members)
 
-    def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
-        """Start sampling GPUs into a file; return how many processes use them (None if unknown)."""
-        answer = self._answer(json.encode({"addresses": addresses, "output": str(output)}))
-        return int(answer) if answer.isdigit() else None
+    def load(
+        self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
+    ) -> HostLoad:
+        """Return the host's load since the meter was created; `gpu_processes` is only passed on.
 
-    def stop(self) -> None:
-        """Take a last sample and stop sampling."""
-        self._answer(b"stop")
+        With `may_run_elsewhere`, the load is unknown if this family used almost no CPU time: a
+        daemon has probably started the workers, as with `srun` and `docker run`.
+        """
+        now = self._ticks(self._members())
+        elapsed, busy, own = (
+            after - before for after, before in zip(now, self._before, strict=True)
+        )
+        cores, others = len(self._cpus) or os.cpu_count() or 1, None
+        ticks_per_core = elapsed / cores
+        fewest = _FEWEST_OWN_CORES * ticks_per_core if may_run_elsewhere else 0
+        if ticks_per_core >= _SHORTEST_S * os.sysconf("SC_CLK_TCK") and own >= fewest:
+            others = round(max(0, busy - own) / ticks_per_core, 3)
+        return HostLoad(other_cores=others, cores=cores, gpu_processes=gpu_processes)
 
-    def _answer(self, message: bytes) -> bytes:
-        with suppress(OSError):
-            self._pipe.send(message)
-            if answer := self._pipe.recv(100):
-                return answer
-        # A late answer must not be mistaken for the answer to the next message.
-        self.is_usable = False
-        self._pipe.close()
-        with suppress(ProcessLookupError):
-            os.kill(self.number, signal.SIGKILL)
-        return b""
+    def _members(self) -> set[int]:
+        return {self._family, *descendants(self._family, self._root)}
+
+    def _ticks(self, members: Collection[int]) -> tuple[int, int, int]:
+        """Return clock ticks of the CPUs: in total, while busy, and those used by `members`."""
+        every = busy = own = 0
+        for line in text_of(self._root / "proc/stat").splitlines():
+            name, *counts = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cpus:
+                ticks = [int(count) for count in counts]
+                every += sum(ticks[column] for column in _ALL_COLUMNS)
+                busy += sum(ticks[column] for column in _BUSY_COLUMNS)
+        for process in members:
+            stat = text_of(self._root / f"proc/{process}/stat")
+            own += sum(map(int, stat.rpartition(")")[2].split()[_OWN_COLUMNS]))
+        return every, busy, own
 
 
 class NodeWatch:
@@ -95,17 +103,8 @@ class NodeWatch:
     """
 
     def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
-        self._driver: DriverProcess | None = None
-
-    def prepare(self) -> None:
         """Fork the process that reads GPUs, before this process imports torch."""
-        self._driver = DriverProcess()
-
-    @property
-    def driver_number(self) -> int | None:
-        """The ID of the process that reads GPUs; None if there is none."""
-        return self._driver.number if self._driver else None
+        self._scratch, self.driver = scratch, DriverProcess()
 
     @contextmanager
     def watched(
@@ -129,10 +128,10 @@ class NodeWatch:
             logs = Path(tempfile.gettempdir()) / f"gpuscale-nccl-{directory.path.name}"
         # Sampling starts before the ranks, so that no rank counts among the GPUs' processes.
         if addresses:
-            if self._driver is None or not self._driver.is_usable:
-                self._driver = DriverProcess()
-            variables[SAMPLER_VARIABLE] = str(self._driver.number)
-            gpu_processes = self._driver.start(addresses, directory.samples(host))
+            if not self.driver.is_usable:
+                self.driver = DriverProcess()
+            variables[SAMPLER_VARIABLE] = str(self.driver.number)
+            gpu_processes = self.driver.start(addresses, directory.samples(host))
         # If each rank of a node is a task of its own, all tasks have the same parent.
         load, network = LoadMeter(os.getppid()), NetworkMeter()
         with suppress(OSError):
@@ -143,12 +142,11 @@ class NodeWatch:
         # If the launcher has ended, the folder of the run is gone; sampling must stop all the same.
         with suppress(OSError):
             settings, absent = read_settings()
-            own_name = socket.gethostname()
-            connections, problem = read_logs(logs, own_name)
+            connections, problem = read_logs(logs, host)
             with suppress(OSError):
                 logs.rmdir()
             evidence = NodeEvidence(
-                host=own_name,
+                host=host,
                 load=load.load(gpu_processes, may_run_elsewhere=is_command),
                 settings=settings,
                 ports=network.read(),
@@ -157,8 +155,8 @@ class NodeWatch:
                 cost_s=round(time.monotonic() - began_s, 6),
             )
             directory.node_evidence(host).write(evidence)
-        if addresses and self._driver is not None:
-            self._driver.stop()
+        if addresses:
+            self.driver.stop()
 
 
 def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:

@@ -21,7 +21,7 @@ from gpuscale.records.evidence import (
     merged,
 )
 from gpuscale.records.probes import merged_probes
-from gpuscale.records.request import FigureOutcome, RankOutcome, window_of_ranks
+from gpuscale.records.request import FigureOutcome, window_of_ranks
 from gpuscale.records.run import Run, with_measured
 
 _LOG_TAIL_LINES = 3
@@ -55,9 +55,13 @@ def collect_run(
     )
     if request.command is not None:
         return _command_run(request, directory, failure, empty)
-    outcomes = failure or _outcomes(directory)
-    if isinstance(outcomes, Failure):
-        return replace(empty, failure=outcomes)
+    if failure is not None:
+        return replace(empty, failure=failure)
+    try:
+        outcomes = directory.outcomes.read()
+    except (OSError, DecodeError) as error:
+        message = f"the ranks ended without leaving their measurements ({error})"
+        return replace(empty, failure=Failure(kind="launch", message=message))
     reports = tuple(outcome.report for outcome in outcomes)
     first = outcomes[0].measurement
     # The other ranks wait for the slowest one.
@@ -153,15 +157,6 @@ def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankRe
     return known if len(known) == request.gpus else ()
 
 
-def _outcomes(directory: RunDirectory) -> list[RankOutcome] | Failure:
-    """Return the outcomes of all ranks; a failure if their file is missing or invalid."""
-    try:
-        return directory.outcomes.read()
-    except (OSError, DecodeError) as error:
-        message = f"the ranks ended without leaving their measurements ({error})"
-        return Failure(kind="launch", message=message)
-
-
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
     """Return a failure if the ranks' model parameters should agree but differ; None otherwise."""
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
@@ -197,19 +192,11 @@ def job_environment(
         if output := text_of(directory.refusal(host)):
             raise MachineError(output if len(hosts) == 1 else f"{host}: {output}")
     said = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
-    said = said or "no message"
-    if not reached and not timed_out:
-        raise MachineError(f"no node could be looked at ({said})")
-    problem = (
-        f"does not see {directory.path.parent}, or cannot run there what the other nodes run; put "
-        "the results on a file system that all nodes share, with --results"
+    raise MachineError(
+        f"{', '.join(missing)}: no answer{' in time' if timed_out else ''} about its GPUs "
+        f"({said or 'no message'}); see whether 'nvidia-smi' or 'rocminfo' gives one there, or "
+        "measure with --device cpu; all nodes must see the folder of the results (--results)"
     )
-    if timed_out or len(hosts) == 1:
-        problem = (
-            f"no answer{' in time' if timed_out else ''} about its GPUs; see whether 'nvidia-smi' "
-            "or 'rocminfo' gives one there, or measure with --device cpu"
-        )
-    raise MachineError(f"{', '.join(missing)}: {problem} ({said})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:

@@ -19,10 +19,6 @@ _ENDED = 128 + signal.SIGTERM
 _PACKAGE = re.escape(str(Path(__file__).parents[2]))
 _OUTER_FRAMES = re.compile(rf'^( +File "{_PACKAGE}/.*)(\n +File "{_PACKAGE}/.*)+', re.MULTILINE)
 """Pattern for consecutive stack frames of gpuscale, of which only the first, innermost is shown."""
-_FROM_OUTSIDE = (
-    "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
-    "of the job"
-)
 
 
 def failure_of(
@@ -116,7 +112,10 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
         kind, message = "killed", f"{who} was killed by {signal.Signals(-code).name}{place}{reason}"
     elif code < 0 or code == _ENDED:
         number = signal.SIGTERM if code == _ENDED else signal.Signals(-code)
-        message = f"{who} was ended by {number.name}{place}: {_FROM_OUTSIDE}"
+        message = (
+            f"{who} was ended by {number.name}{place}: the job was cancelled, its time was up, or "
+            "a node of it failed; see what the scheduler says of the job"
+        )
     else:
         message = f"{who} ended with exit code {code}{place} and left no message"
     tail = text_of(directory.output(rank))[-_OUTPUT_TAIL_CHARS:].strip()

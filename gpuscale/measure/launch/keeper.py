@@ -83,15 +83,13 @@ class Keeper:
         try:
             self._orders = connect(self._folder, self._number) or self._orders
         except OSError as error:
-            self._answer("started", refusal=f"{host}: {error}")
+            self._answer("ready", refusal=f"{host}: {error}")
             return
-        self._answer("started", node=self._node, host=host)
         if preloads:
-            self._watch.prepare()
             import_all(PRELOADED)
             # Garbage collection in a rank must not touch, and thus copy, memory shared with it.
             gc.freeze()
-        self._answer("ready")
+        self._answer("ready", node=self._node, host=host)
         while self._ranks or not self._is_ending:
             streams = [self._woken] if self._is_ending else [self._woken, self._orders]
             readable, _, _ = select(streams, [], [], _LOOK_S)
@@ -267,7 +265,7 @@ class Keeper:
     def _clean_up(self) -> None:
         """Write the run's evidence, stop sampling, and end processes that the ranks left behind."""
         self._watched.close()
-        end_descendants(COMMAND_S, spared=self._watch.driver_number)
+        end_descendants(COMMAND_S, spared=self._watch.driver.number)
         shutil.rmtree(self._kept.path, ignore_errors=True)
 
 

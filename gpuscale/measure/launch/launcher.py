@@ -18,7 +18,7 @@ from gpuscale.measure.launch import process_starter, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.measure.launch.failures import failure_of
 from gpuscale.measure.launch.orders import Keepers, Outcome
-from gpuscale.measure.run_directory import RunDirectory, scratch_folder, wait_for, write_atomically
+from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
 from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
 from gpuscale.records import Environment, Node, NodeProbe, Run, RunRequest
 from gpuscale.records.probes import NodeProbeRequest
@@ -171,7 +171,7 @@ class Launcher:
             assignment = keepers.assign_ranks(placement, is_fresh=is_fresh)
             if self._is_across or job == "describe":
                 write_atomically(directory.hosts, "\n".join(placement.hosts))
-                directory.launched.write(keepers.ranks_in(assignment))
+                directory.launched.write(keepers.hosts_in(assignment))
             if keepers.is_usable:
                 outcome = keepers.perform(
                     job,
@@ -190,7 +190,7 @@ class Launcher:
         if len(outcome.exit_codes) < placement.ranks:
             write_atomically(directory.launcher_log, keepers.output)
         elif self._is_across and not any(outcome.exit_codes.values()):
-            wait_for(directory.left_by(job, placement.hosts, placement.ranks))
+            directory.wait_for_results(job, placement.hosts, placement.ranks)
         return outcome
 
     def _keepers_on(self, hosts: Sequence[str]) -> Keepers:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +27,6 @@ from gpuscale.base.process_ends import KEEPERS_S, RUN_S, STEP_S
 from gpuscale.measure.launch.mpirun import OrderSocket
 from gpuscale.measure.run_directory import LAUNCHER_LOG, RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ProcessStarter
-from gpuscale.records.evidence import RankReport
 
 END = "end"
 """The order to end all ranks; every other order is a job for the ranks."""
@@ -47,7 +46,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: str
     """A job for `do_in_rank`, or `END`."""
     folder: str = ""
-    """The folder of the run."""
     package: str | None = None
     """A package that ranks need; the keeper imports it before forking, since the import is slow."""
     assignment: Assignment = {}
@@ -64,15 +62,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Message from a node's keeper: it has started, is ready, or one of its ranks has ended."""
+    """Message from a node's keeper: it is ready for orders, or one of its ranks has ended."""
 
     keeper: int
-    kind: Literal["started", "ready", "ended"]
+    kind: Literal["ready", "ended"]
     node: str = ""
     """The scheduler's name for the keeper's node; empty if unknown."""
     host: str = ""
     refusal: str = ""
-    """Reason why the keeper cannot work and ends right after its start; empty if it can work."""
+    """Reason why the keeper ends instead of being ready; empty if it is ready."""
     order: int = 0
     rank: int = 0
     code: int = 0
@@ -120,7 +118,8 @@ class Keepers:
             )
         if stdin := self._process.stdin:
             self._streams.append(cast("BinaryIO", stdin))
-        self.started: dict[int, Answer] = {}
+        self.ready: dict[int, Answer] = {}
+        """The first answer of each keeper that can carry out orders."""
         self.output = ""
         """Reason why the keepers cannot start ranks: their errors or log; empty if they can."""
         self.is_usable = True
@@ -133,52 +132,47 @@ class Keepers:
         self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
-        """Assign the ranks of a run to the keepers that have started.
+        """Assign the ranks of a run to the keepers that are ready.
 
         If `is_fresh` is True, the keepers were started for this run, one for each rank.
         """
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
-        taken = dict.fromkeys(placement.hosts, 0)
-        for number, answer in sorted(self.started.items()):
+        taken = Counter[str]()
+        for number, answer in sorted(self.ready.items()):
             node = answer.node or self.placement.host_of(number)
             if is_fresh:
-                assignment[number] = ((number, taken.get(node, 0)),)
-                taken[node] = taken.get(node, 0) + 1
-            elif node in taken:
+                assignment[number] = ((number, taken[node]),)
+                taken[node] += 1
+            elif node in placement.hosts:
                 position = placement.hosts.index(node)
                 first = position * placement.ranks_per_host
                 here = range(placement.ranks_on(position))
                 assignment[number] = tuple((first + local, local) for local in here)
         return assignment
 
-    def ranks_in(self, assignment: Assignment) -> list[RankReport]:
-        """Return the ranks that the keepers fork, sorted, with the hosts on which they start."""
-        found = [
-            RankReport(rank=rank, host=self.started[number].host, local_rank=local_rank)
-            for number, pairs in assignment.items()
-            for rank, local_rank in pairs
-        ]
-        return sorted(found, key=lambda report: report.rank)
+    def hosts_in(self, assignment: Assignment) -> list[tuple[int, str]]:
+        """Return each rank with the host on which it starts, in the order of ranks."""
+        pairs = ((rank, number) for number, ranks in assignment.items() for rank, _ in ranks)
+        return [(rank, self.ready[number].host) for rank, number in sorted(pairs)]
 
     def wait_until_ready(self) -> None:
         """Wait until all keepers are ready for orders; end them if one is not ready in time."""
-        ready, refusals = set[int](), dict[int, str]()
+        ready, refusals = dict[int, Answer](), list[str]()
         for answer in self._answers(time.monotonic() + _START_S):
             if answer.refusal:
-                refusals[answer.keeper] = answer.refusal
-            elif answer.kind == "started":
-                self.started[answer.keeper] = answer
+                refusals.append(answer.refusal)
             elif answer.kind == "ready":
-                ready.add(answer.keeper)
+                ready[answer.keeper] = answer
             if len(ready) + len(refusals) == self.placement.ranks:
                 break
+        self.ready = ready
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         if len(ready) < self.placement.ranks:
             self.is_usable = False
             # Read the log now: later it also reports the end of the other keepers.
-            self.output = "\n".join(refusals.values()) or text_of(self._log)
+            self.output = "\n".join(refusals) or text_of(self._log)
             self.close()
 
     def perform(

@@ -14,9 +14,8 @@ from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBro
 from gpuscale.base.gpu_counters import Reading
 from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
 from gpuscale.base.text import counted
-from gpuscale.measure.evidence.host_load import LoadMeter
 from gpuscale.measure.evidence.network import read_ports
-from gpuscale.measure.evidence.node import read_settings
+from gpuscale.measure.evidence.node import LoadMeter, read_settings
 from gpuscale.measure.telemetry.device import Smi, open_smi
 from gpuscale.records import NodeEvidence
 

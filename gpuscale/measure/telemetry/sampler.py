@@ -6,6 +6,7 @@ the same run exchange it.
 """
 
 import math
+import os
 import signal
 import socket
 import time
@@ -19,9 +20,12 @@ import msgspec
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, QueryError
 from gpuscale.base.gpu_counters import Reading
+from gpuscale.base.process_ends import die_with_parent
 from gpuscale.measure.telemetry.device import Device, Smi, open_smi
 
 _LONGEST_ORDER_BYTES = 65536
+_PATIENCE_S = 10.0
+"""Seconds to wait for the driver, which takes seconds to wake GPUs without persistence mode."""
 HANG_S = 30
 """Maximum duration of a reading, in seconds; SIGALRM ends the sampler if it is exceeded."""
 INSPECTION_S = 1.0
@@ -39,7 +43,6 @@ class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
 class SamplesHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a samples file."""
 
-    driver_version: str | None = None
     absent: str | None = None
     """The reason why there is no driver; None if a driver is present."""
     devices: dict[str, SampledDevice] = {}
@@ -86,6 +89,54 @@ class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 0.1
 
 
+class DriverProcess:
+    """A process that samples GPUs, kept apart because ranks must not inherit an open driver.
+
+    The process is forked once, before its parent imports torch: a later fork for each run would
+    take tens of milliseconds, because of the memory that torch maps.
+    """
+
+    def __init__(self) -> None:
+        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe.settimeout(_PATIENCE_S)
+        self.is_usable = True
+        """False once the driver has hung or failed."""
+        # The child must not write signals into the pipe that wakes the keeper.
+        blocked = signal.valid_signals() - {signal.SIGALRM}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        self.number = os.fork()
+        if not self.number:
+            with suppress(BaseException):
+                die_with_parent()
+                self._pipe.close()
+                serve(theirs)
+            os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
+        """Start sampling GPUs into a file; return how many processes use them (None if unknown)."""
+        order = SamplingOrder(addresses={**addresses}, output=str(output))
+        answer = self._answer(msgspec.json.encode(order))
+        return int(answer) if answer.isdigit() else None
+
+    def stop(self) -> None:
+        """Take a last sample and stop sampling."""
+        self._answer(b"stop")
+
+    def _answer(self, message: bytes) -> bytes:
+        with suppress(OSError):
+            self._pipe.send(message)
+            if answer := self._pipe.recv(100):
+                return answer
+        # A late answer must not be mistaken for the answer to the next message.
+        self.is_usable = False
+        self._pipe.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.number, signal.SIGKILL)
+        return b""
+
+
 def serve(pipe: socket.socket) -> None:
     """Carry out sampling orders that arrive through the pipe, until its other end is closed."""
     while message := pipe.recv(_LONGEST_ORDER_BYTES):
@@ -120,7 +171,7 @@ def _opened(
     with suppress(QueryError):
         if len(devices) == len(described):
             others = sum(device.compute_processes() for device in devices.values())
-    return SamplesHeader(driver_version=smi.driver_version(), devices=described), devices, others
+    return SamplesHeader(devices=described), devices, others
 
 
 def _sample(

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ class TelemetryReport:
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
     """The reason why summaries are missing for the run or some nodes; None if all are present."""
-    driver_version: str | None = None
 
     def added_to(self, run: Run) -> Run:
         """Return the run with this telemetry and, if valid, the metrics computed from it."""
@@ -43,78 +42,72 @@ def telemetry_of(run: Run, directory: RunDirectory) -> TelemetryReport:
     if not (gpus := directory.gpus.read()):
         return TelemetryReport(absent="no GPU: measured on CPU")
     windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
-    summaries: list[GpuSummary] = []
-    absent, driver_version = [], None
-    for host, addresses in gpus.items():
-        report = summarize(directory.samples(host), uuids=[*addresses], intervals=windows)
+    summaries, absent = list[GpuSummary](), list[str]()
+    for host in gpus:
+        report = summarize(directory.samples(host), windows)
         summaries += report.gpu_summaries
-        driver_version = driver_version or report.driver_version
         if report.absent:
             absent.append(f"{host}: {report.absent}" if len(gpus) > 1 else report.absent)
-    return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
+    return TelemetryReport(tuple(summaries), "; ".join(absent) or None)
 
 
-def summarize(
-    samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
-) -> TelemetryReport:
-    """Summarise a samples file, which may be truncated, over timed windows.
+def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
+    """Summarise a samples file, which may be truncated, over timed windows, device by device.
 
-    There is one summary per device, in the order of `uuids`. For a device that the driver does not
-    offer, the summary gives the reason and has no samples. If no device has samples, the report
-    contains only a reason. Intervals are the (start, end) of each window in Unix time, inclusive
-    and in order.
+    For a device that the driver does not offer, the summary gives the reason and has no samples. If
+    no device has samples, the report contains only a reason. Windows are given by their start and
+    end in Unix time, inclusive and in order.
     """
     header, ticks = read_samples(samples)
-    if header is None:
-        return TelemetryReport(absent=_SAMPLER_ENDED)
-    if header.absent is not None:
-        return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    seen_of = {}
-    for uuid in uuids:
-        mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
-        times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
-        seen_of[uuid] = _Seen(header.devices[uuid], times, readings)
-    if any(seen.within(intervals) for seen in seen_of.values()):
-        summaries = tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items())
-        return TelemetryReport(summaries, driver_version=header.driver_version)
+    if header is None or header.absent is not None:
+        return TelemetryReport(absent=_SAMPLER_ENDED if header is None else header.absent)
+    devices = []
+    for uuid, device in header.devices.items():
+        mine = [tick for tick in ticks if uuid in tick.readings]
+        times, readings = [tick.time_s for tick in mine], [tick.readings[uuid] for tick in mine]
+        devices.append(_Seen(uuid, device, windows, times, readings))
+    if any(seen.in_windows for seen in devices):
+        return TelemetryReport(tuple(map(_summary, devices)))
     otherwise = _NONE_WITHIN if ticks else _SAMPLER_ENDED
-    reasons = dict.fromkeys(seen.device.absent or otherwise for seen in seen_of.values())
-    return TelemetryReport(absent="; ".join(reasons), driver_version=header.driver_version)
+    reasons = dict.fromkeys(seen.device.absent or otherwise for seen in devices)
+    return TelemetryReport(absent="; ".join(reasons))
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All readings of one device in a run, in order, and their Unix times."""
+    """All readings of one device in a run, in order, with their Unix times and the windows."""
 
+    uuid: str
     device: SampledDevice
+    windows: Sequence[Interval]
     times: list[float]
     readings: list[Reading]
 
-    def within(self, intervals: Iterable[Interval]) -> list[Reading]:
-        """Return the readings within the intervals, including readings at either end."""
-        places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
-        return [reading for first, end in places for reading in self.readings[first:end]]
+    @property
+    def in_windows(self) -> list[Reading]:
+        """The readings within the windows, including those at either end of a window."""
+        return [reading for window in self.windows for reading in self._within(*window)]
 
-    def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
-        """Return the readings to summarise for a counter (see `Field.when`), given the windows."""
+    def _within(self, begin_s: float, end_s: float) -> list[Reading]:
+        return self.readings[bisect_left(self.times, begin_s) : bisect_right(self.times, end_s)]
+
+    def counting(self, counter: Field) -> list[Reading]:
+        """Return the readings to summarise for a counter (see `Field.when`)."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
-        return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
+        return self._within(self.windows[0][0], self.windows[-1][1]) if is_load else self.in_windows
 
-    def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
-        """Return the summarised value of a counter, given the timed windows; None if unknown."""
+    def number(self, counter: Field) -> float | None:
+        """Return the summarised value of a counter; None if unknown."""
         if counter.when == "windows" and counter.reduce == "increase":
-            rises = self._rises(counter, intervals)
+            rises = self._rises(counter)
             return None if None in rises else fold(counter.name, rises)
-        readings = self.counting(counter, intervals)
-        answers = (reading.answers.get(counter.moment) for reading in readings)
+        answers = (reading.answers.get(counter.moment) for reading in self.counting(counter))
         numbers = [None if answer is None else counter.take(answer) for answer in answers]
-        if counter.reduce == "increase":
-            return _increase(numbers)
-        return fold(counter.name, numbers)
+        return _increase(numbers) if counter.reduce == "increase" else fold(counter.name, numbers)
 
-    def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
+    def _rises(self, counter: Field) -> list[float | None]:
         """Return the increase of a counter in each window, interpolated at both ends of the window.
 
         Interpolation is needed because a window contains few readings, which are 0.1 s apart. An
@@ -125,7 +118,7 @@ class _Seen:
             for time_s, reading in zip(self.times, self.readings, strict=True)
             if counter.moment in reading.answers
         ]
-        return [_increase([_at(begin, points), _at(end, points)]) for begin, end in intervals]
+        return [_increase([_at(begin, points), _at(end, points)]) for begin, end in self.windows]
 
 
 def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
@@ -145,17 +138,17 @@ def _increase(counts: Sequence[float | None]) -> float | None:
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
 
-def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummary:
-    readings, values = seen.within(intervals), dict[str, float]()
-    absent = [*_absences(seen, intervals)]
+def _summary(seen: _Seen) -> GpuSummary:
+    readings, values = seen.in_windows, dict[str, float]()
+    absent = [*_absences(seen)]
     for counter in NUMBERS.values():
-        number = seen.number(counter, intervals)
+        number = seen.number(counter)
         if number is not None and (problem := values_problem({counter.name: number})):
             absent.append(f"{counter.label}: {problem}")
         elif number is not None:
             values[counter.name] = number
     return GpuSummary(
-        uuid=uuid,
+        uuid=seen.uuid,
         name=seen.device.name,
         samples=len(readings),
         absent=tuple(dict.fromkeys(absent)),
@@ -174,17 +167,13 @@ def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
     return {reason: counts[reason] / len(known) for reason in sorted(counts)}
 
 
-def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
+def _absences(seen: _Seen) -> Iterator[str]:
     """Yield the reasons for missing counters, such as `power: GPU is lost`."""
-    if seen.device.absent:
-        yield f"device: {seen.device.absent}"
+    if seen.device.absent or not seen.in_windows:
+        yield f"device: {seen.device.absent or _NONE_WITHIN}"
         return
-    if not seen.within(intervals):
-        yield f"device: {_NONE_WITHIN}"
-        return
-    unread: list[str] = []
     for counter in FIELDS:
-        counting = seen.counting(counter, intervals)
+        counting = seen.counting(counter)
         # Readings outside the windows also show whether the driver offers a counter.
         asked = counting if counter.when == "windows" else seen.readings
         asked = [reading for reading in asked if counter.moment in reading]
@@ -192,6 +181,4 @@ def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
             if reason := reading.absent.get(counter.moment):
                 yield f"{counter.label}: {reason}"
         if asked and not any(counter.moment in reading for reading in counting):
-            unread.append(counter.label)
-    if unread:
-        yield f"{', '.join(dict.fromkeys(unread))}: not read between the windows' begin and end"
+            yield f"{counter.label}: not read between the windows' begin and end"
