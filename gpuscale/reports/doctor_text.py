@@ -17,25 +17,16 @@ from gpuscale.reports.cause_evidence import probe_place
 from gpuscale.reports.phrases import UNKNOWN, counted, load_text
 from gpuscale.reports.screen import table
 
-_SMALL_SHARED_BYTES = 1024**3
-
 
 def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     """Describe the machine, its GPUs and the problems found, without a final line break."""
     cores = counted(machine.cpu_count, "core")
-    shared_bytes, shared = machine.shared_memory_bytes, "absent: loader processes need it"
-    if shared_bytes is not None:
-        small = ": too small for many loader processes; in a container, see --shm-size"
-        shared = format_bytes(shared_bytes) + (small if shared_bytes < _SMALL_SHARED_BYTES else "")
     load = machine.node.load
     busy = ": busy, so measurements would be noisy" if load and load.is_busy else ""
     lines = [
         f"host      {machine.node.host}",
         f"CPU       {machine.cpu_model or 'unknown model'}, {cores} to use",
         f"load      {load_text(load) if load else UNKNOWN}{busy}",
-        f"/dev/shm  {shared}",
-        f"Python    {machine.python_version}",
-        f"torch     {machine.torch_version or 'not installed: pip install torch'}",
         "settings",
         *_setting_lines(machine.node),
         *map(_port_line, machine.node.ports),

@@ -1,14 +1,10 @@
-"""Examine a machine: describe its GPUs and libraries, and find problems."""
+"""Examine a machine: describe its GPUs and settings, and find problems."""
 
 import os
 import platform
-import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.gpu_counters import Reading
@@ -24,7 +20,6 @@ _LOAD_S = 0.25
 _BUSY_UTILIZATION = 0.5
 """Lowest utilization at which a GPU counts as busy; its PCIe link should then be at full speed."""
 
-_Links = Counter[tuple[str, str | None]]
 _LINKS = {"nvlink_active": "NVLink", "xgmi_active": "XGMI"}
 _SLOWDOWNS = (
     *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slowdown"),
@@ -62,16 +57,11 @@ class Machine:
     """The state of one machine at one moment; unknown values are None."""
 
     node: NodeEvidence
-    python_version: str
-    torch_version: str | None
-    """Version of the installed torch, even if importing torch would fail."""
     cpu_model: str | None
     cpu_count: int
     """The number of cores that this process may use."""
     cpu_numa_nodes: tuple[int, ...]
     """The NUMA nodes of the cores that this process may use; empty if unknown."""
-    shared_memory_bytes: int | None
-    """The size of /dev/shm, through which loader processes and NCCL pass data."""
     smi: str | None = None
     """The driver's interface that answered, NVML or AMD SMI; None without a driver."""
     driver_version: str | None = None
@@ -84,13 +74,8 @@ class Machine:
 
 def examine() -> Machine:
     """Examine this machine, in less than a second, without torch or a CUDA context."""
-    torch_version = shared_memory_bytes = None
     meter = LoadMeter()
     time.sleep(_LOAD_S)
-    with suppress(metadata.PackageNotFoundError):
-        torch_version = metadata.version("torch")
-    with suppress(OSError):
-        shared_memory_bytes = shutil.disk_usage("/dev/shm").total
     settings, absent = read_settings()
     machine = Machine(
         node=NodeEvidence(
@@ -100,12 +85,9 @@ def examine() -> Machine:
             ports=read_ports(),
             absent=absent,
         ),
-        python_version=platform.python_version(),
-        torch_version=torch_version,
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
         cpu_numa_nodes=cpu_numa_nodes(os.sched_getaffinity(0)),
-        shared_memory_bytes=shared_memory_bytes,
     )
     try:
         with open_smi() as smi:
@@ -141,33 +123,24 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"
         found.append(f"the driver of the GPUs does not work ({machine.driver_absent}): {remedy}")
-    # Only GPUs of one model are compared: the number of links in use differs between machines.
-    most_links: _Links = Counter()
     for gpu in machine.gpus:
-        for moment in _LINKS:
-            most_links |= Counter({(moment, gpu.name): sum(gpu.reading.answers.get(moment, ()))})
-    for gpu in machine.gpus:
-        found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
+        found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, machine.gpus)]
     return tuple(found)
 
 
-def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
-    answers, absent = gpu.reading.answers, gpu.reading.absent.values()
-    if gpu.unreachable is not None:
+def _problems_of(gpu: ExaminedGpu, all_gpus: Sequence[ExaminedGpu]) -> Iterator[str]:
+    answers = gpu.reading.answers
+    lost = {"GPU is lost", "GPU requires restart"} & {*gpu.reading.absent.values()}
+    if reason := gpu.unreachable or ", ".join(sorted(lost)):
         remedy = "look for XID messages in the kernel's log, then reset it or reboot"
-        yield f"cannot be reached ({gpu.unreachable}): {remedy}"
-    for lost in ("GPU is lost", "GPU requires restart"):
-        if lost in absent:
-            yield f"does not answer ({lost}): reset it or reboot"
-    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
-    if width is not None and most_lanes is not None and width < most_lanes:
-        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
+        yield f"cannot be reached ({reason}): {remedy}"
     # To save power an idle GPU lowers the generation, but not the width.
-    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
-    if gpu.is_busy and now is not None and most is not None and now < most:
-        remedy = "reseat it, check the riser and the slot's setting in the firmware"
-        yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
-    yield from _inactive_links(gpu, most_links)
+    for fact in ("width", "generation") if gpu.is_busy else ("width",):
+        now, most = answers.get(f"pcie_{fact}"), answers.get(f"pcie_max_{fact}")
+        if now is not None and most is not None and now < most:
+            remedy = "reseat it, check the riser and the slot's setting in the firmware"
+            yield f"runs PCIe at {fact} {now} of {most}: {remedy}"
+    yield from _inactive_links(gpu, all_gpus)
     if uncorrected := answers.get("ecc_uncorrected"):
         yield (
             f"had {counted(uncorrected, 'memory error')} that ECC could not correct since its last "
@@ -180,9 +153,12 @@ def _problems_of(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
         yield f"slows itself ({why}): check fans, air flow, power supply and power cables"
 
 
-def _inactive_links(gpu: ExaminedGpu, most_links: _Links) -> Iterator[str]:
+def _inactive_links(gpu: ExaminedGpu, all_gpus: Sequence[ExaminedGpu]) -> Iterator[str]:
+    # Only GPUs of one model are compared: the number of links in use differs between machines.
+    alike = [other.reading.answers for other in all_gpus if other.name == gpu.name]
     for moment, links in _LINKS.items():
-        active, most = gpu.reading.answers.get(moment, ()), most_links[moment, gpu.name]
+        active = gpu.reading.answers.get(moment, ())
+        most = max(sum(answers.get(moment, ())) for answers in alike)
         if active and sum(active) < most:
             down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
             yield (
