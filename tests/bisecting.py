@@ -14,7 +14,7 @@ from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.trials import AlternatingTrials, MakeRun
 from gpuscale.judge.stopping import SequentialPlan
-from gpuscale.records.campaigns import Bisection, BisectionFinding
+from gpuscale.records.cause import Bisection, BisectionFinding
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
 KINDS = ("one", "two", "three", "partial", "together", "hidden", "helped")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuscale.judge.fleet import judge
-from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict, NodeVisit
+from gpuscale.records.cause import FleetRow, NodeState, NodeVerdict, NodeVisit
 from gpuscale.store.campaign_folders import SweepRecord
 
 Drift = Callable[[float], float]

@@ -27,7 +27,7 @@ from gpuscale.campaigns.bisection.kinds import Variables
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.sides import side_of, uv_program
 from gpuscale.campaigns.bisection.trials import TrialRunner
-from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
+from gpuscale.records.cause import Bisection, BisectionFinding, Reason
 from gpuscale.reports.campaign_text import bisection_text
 from gpuscale.store.files import sole_use
 

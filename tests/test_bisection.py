@@ -20,7 +20,7 @@ from statements import known
 
 from gpuscale.campaigns.bisection.kinds import Applied
 from gpuscale.campaigns.bisection.trials import OutOfBudgetError
-from gpuscale.records.campaigns import BisectionFinding
+from gpuscale.records.cause import BisectionFinding
 
 
 def machine(losses: dict[int, float], *, seed: int = 1, noise: float = 0.002) -> Machine:

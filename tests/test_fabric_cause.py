@@ -14,7 +14,7 @@ from command_line import gpuscale
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.diagnose.symptoms import port_symptoms
 from gpuscale.records import Cause, CauseKind, NodeEvidence, Results
-from gpuscale.records.ports import Port
+from gpuscale.records.probes import Port
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import headline
 

@@ -13,7 +13,7 @@ from statements import known
 
 from gpuscale.analysis.fleet_drift import drift_levels
 from gpuscale.judge.fleet import judge
-from gpuscale.records.campaigns import FleetRow, NodeState, NodeVerdict
+from gpuscale.records.cause import FleetRow, NodeState, NodeVerdict
 
 ALL = FleetRow(gpus=8)
 

@@ -23,7 +23,7 @@ from gpuscale.campaigns import fleet
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers.slurm import expanded, folded
-from gpuscale.records.campaigns import NodeVerdict, NodeVisit, NotMeasured
+from gpuscale.records.cause import NodeVerdict, NodeVisit, NotMeasured
 from gpuscale.records.record import to_json
 from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView
 from gpuscale.reports.page.fleet import fleet_html

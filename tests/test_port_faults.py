@@ -16,7 +16,7 @@ from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.judge.diagnose.symptoms import find_port_faults
 from gpuscale.records import NodeProbe
-from gpuscale.records.ports import Port
+from gpuscale.records.probes import Port
 
 ADAPTER = Port(name="mlx5_0 port 1", kind="infiniband", model="15b3:1021", state="active")
 PORT = replace(ADAPTER, rate_gbit_s=400, width=4, pcie_gt_s=32, pcie_width=16)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from gpuscale.analysis.estimates import DEVIATION_OF_MEDIAN
-from gpuscale.records.campaigns import NodeVisit
+from gpuscale.records.cause import NodeVisit
 
 EFFICIENCY = 0.82
 """Degrees of freedom of a robust deviation, as a fraction of those of a standard deviation."""

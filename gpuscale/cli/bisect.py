@@ -33,7 +33,7 @@ from gpuscale.measure.run_directory import scratch_folder
 from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records import Estimate
-from gpuscale.records.campaigns import Bisection, BisectionFinding
+from gpuscale.records.cause import Bisection, BisectionFinding
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports.campaign_text import bisection_text, report_text, trial_text
 from gpuscale.reports.phrases import software_text

@@ -19,7 +19,7 @@ from gpuscale.cli.submit import add_job_options, is_confirmed, job_environment, 
 from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
-from gpuscale.records.campaigns import NodeState
+from gpuscale.records.cause import NodeState
 from gpuscale.records.record import to_json
 from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.reports.phrases import devices_text

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gpuscale.analysis.estimates import Term, difference, exponential, grouped_log_sample
 from gpuscale.analysis.fleet_drift import EFFICIENCY, drift_levels, robust_deviation
 from gpuscale.analysis.probabilities import t_quantile
-from gpuscale.records.campaigns import (
+from gpuscale.records.cause import (
     FleetRow,
     NodeState,
     NodeVerdict,

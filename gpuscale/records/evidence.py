@@ -12,7 +12,7 @@ from msgspec import Meta
 from gpuscale.base.errors import FieldError
 from gpuscale.base.gpu_counters import values_problem
 from gpuscale.records.environment import Environment, without_software
-from gpuscale.records.ports import Port
+from gpuscale.records.probes import Port
 from gpuscale.records.record import (
     Bytes,
     Count,

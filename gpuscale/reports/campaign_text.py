@@ -13,7 +13,7 @@ from gpuscale.judge.compare import compare_sides
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Estimate, Results
-from gpuscale.records.campaigns import (
+from gpuscale.records.cause import (
     Bisection,
     BisectionFinding,
     NodeState,

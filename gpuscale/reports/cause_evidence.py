@@ -16,8 +16,7 @@ from gpuscale.records.cause import (
     ProbeChange,
 )
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.records.ports import PORT_COUNTERS_BY_NAME
-from gpuscale.records.probes import PROBES
+from gpuscale.records.probes import PORT_COUNTERS_BY_NAME, PROBES
 from gpuscale.reports import phrases
 
 _Kind = TypeVar("_Kind")

@@ -11,8 +11,7 @@ from gpuscale.base.text import format_bytes, format_percent, significant, whole_
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
-from gpuscale.records.ports import Port
-from gpuscale.records.probes import PROBES
+from gpuscale.records.probes import PROBES, Port
 from gpuscale.reports.cause_evidence import probe_place
 from gpuscale.reports.phrases import UNKNOWN, counted, load_text
 from gpuscale.reports.screen import table

@@ -20,7 +20,7 @@ from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import clean, visible
 from gpuscale.records import Results, Run
-from gpuscale.records.campaigns import FleetRow, NodeVisit, NotMeasured
+from gpuscale.records.cause import FleetRow, NodeVisit, NotMeasured
 from gpuscale.records.record import (
     Gpus,
     Line,

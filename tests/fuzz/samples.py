@@ -13,8 +13,7 @@ from gpuscale.records import Failure, HostLoad, NodeEvidence, Results, Tolerance
 from gpuscale.records.baseline import BaselineChange, Source, ToleranceOverride
 from gpuscale.records.evidence import Library
 from gpuscale.records.metrics import OpenMetric
-from gpuscale.records.ports import Port
-from gpuscale.records.probes import Probe
+from gpuscale.records.probes import Port, Probe
 from gpuscale.records.record import to_json
 from gpuscale.store.campaign_folders import SweepJob, SweepRecord
 from gpuscale.store.file_formats import encode_baseline

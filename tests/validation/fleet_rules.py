@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from simulated_fleet import DRIFTS, Fleet, Sweep
 
-from gpuscale.records.campaigns import NodeState, NodeVisit
+from gpuscale.records.cause import NodeState, NodeVisit
 
 
 def by_median(rows: Mapping[str, Sequence[float]]) -> set[str]:

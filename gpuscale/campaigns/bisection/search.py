@@ -22,7 +22,7 @@ from gpuscale.campaigns.bisection.trials import (
     TrialAnswer,
     TrialLimits,
 )
-from gpuscale.records.campaigns import Bisection, BisectionFinding, Reason
+from gpuscale.records.cause import Bisection, BisectionFinding, Reason
 
 _AT_FIRST = TrialLimits(slower=0.01, like=0.02)
 """Limits for the first trial, of GOOD against BAD, which decides whether there is any loss."""

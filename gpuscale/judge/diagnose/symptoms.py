@@ -13,7 +13,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe, Run
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
-from gpuscale.records.ports import PORT_COUNTERS, Port
+from gpuscale.records.probes import PORT_COUNTERS, Port
 
 _CLOCK_DROP = 0.03
 """Smallest relative drop in clock frequency that counts as a symptom; usual drops are smaller."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate
-from gpuscale.records.campaigns import NodeState, NodeVerdict
+from gpuscale.records.cause import NodeState, NodeVerdict
 from gpuscale.reports.campaign_text import SweepView
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.page import TONES, Block, Section, Table, rendered
