@@ -16,15 +16,44 @@ from gpuscale.workload.log_lines import LogFormat, Mark, by_regex, plain
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 
 TAB = "\t"
-OF_EXAMPLES = {
-    "gpuscale": Mark(step=10, samples_per_step=640),
-    "imagenet": Mark(step=10, epoch=0, total_steps=1307, loss=23.915),
-    "timm": Mark(step=50, epoch=0, total_steps=1251, samples_per_s=820.51, loss=6.94),
-    "torchvision": Mark(step=10, epoch=0, total_steps=5005, loss=6.9),
-    "megatron": Mark(step=1, total_steps=3, samples_per_step=2, loss=3.0),
-    "deepspeed": Mark(step=10, epoch=0, samples_per_s=222.88),
-    "tqdm": Mark(step=25, epoch=0, total_steps=50, loss=2.3),
-    "step": Mark(step=100, epoch=1, total_steps=600, loss=0.1234),
+# A line that a real script printed in each format, and what it says.
+EXAMPLES = {
+    "gpuscale": ('GPUSCALE {"step": 10, "samples": 640}', Mark(step=10, samples_per_step=640)),
+    "imagenet": (
+        "Epoch: [0][  10/1307]\tTime  0.779 ( 5.211)\tData  0.000 ( 0.060)\t"
+        "Loss 2.3915e+01 (1.5221e+01)\tAcc@1   0.00 (  5.68)\tAcc@5   1.95 (  9.94)",
+        Mark(step=10, epoch=0, total_steps=1307, loss=23.915),
+    ),
+    "timm": (
+        "Train: 0 [  50/1251 (  4%)]  Loss: 6.94 (6.95)  Time: 0.312s,  820.51/s  "
+        "(0.401s,  638.40/s)  LR: 1.000e-05  Data: 0.010 (0.044)",
+        Mark(step=50, epoch=0, total_steps=1251, samples_per_s=820.51, loss=6.94),
+    ),
+    "torchvision": (
+        "Epoch: [0]  [  10/5005]  eta: 0:31:12  lr: 0.1  img/s: 1234.567  loss: 6.9 (7.0)  "
+        "acc1: 0.0 (0.1)  acc5: 0.5 (0.6)  time: 0.3743  data: 0.0003  max mem: 10000",
+        Mark(step=10, epoch=0, total_steps=5005, loss=6.9),
+    ),
+    "megatron": (
+        " [2026-04-27 00:00:01] iteration        1/       3 | consumed samples:            2 | "
+        "elapsed time per iteration (ms): 4000.0 | learning rate: 1.000000E-04 | "
+        "global batch size:     2 | lm loss: 3.000000E+00 | loss scale: 1.0 |",
+        Mark(step=1, total_steps=3, samples_per_step=2, loss=3.0),
+    ),
+    "deepspeed": (
+        "[2023-08-02 00:41:17,936] [INFO] [timer.py:215:stop] epoch=0/micro_step=10/"
+        "global_step=10, RunningAvgSamplesPerSec=220.69, CurrSamplesPerSec=222.88, "
+        "MemAllocated=0.07GB, MaxMemAllocated=0.1GB",
+        Mark(step=10, epoch=0, samples_per_s=222.88),
+    ),
+    "tqdm": (
+        "Epoch 0:  50%|█████     | 25/50 [01:35<01:35,  3.80s/it, train_loss=2.30]",
+        Mark(step=25, epoch=0, total_steps=50, loss=2.3),
+    ),
+    "step": (
+        "Epoch [1/5], Step [100/600], Loss: 0.1234",
+        Mark(step=100, epoch=1, total_steps=600, loss=0.1234),
+    ),
 }
 
 
@@ -42,7 +71,7 @@ def test_the_page_lists_the_formats_of_today() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_real_line_of_each_format_is_recognised_and_of_no_other(name: str) -> None:
-    assert [one.name for one in recognised([FORMATS[name].example])] == [name]
+    assert [one.name for one in recognised([EXAMPLES[name][0]])] == [name]
 
 
 @pytest.mark.parametrize(
@@ -152,16 +181,16 @@ def test_a_line_of_validation_tells_so_and_no_step(name: str, line: str) -> None
 
 
 def test_bars_do_not_hide_the_lines_of_a_script() -> None:
-    bar = FORMATS["tqdm"].example
+    bar, timm = EXAMPLES["tqdm"][0], EXAMPLES["timm"][0]
     assert [one.name for one in recognised(["step 50 loss 0.1234", bar])] == ["tqdm"]
-    assert [one.name for one in recognised([bar, FORMATS["timm"].example])] == ["timm"]
+    assert [one.name for one in recognised([bar, timm])] == ["timm"]
 
 
 def test_a_real_line_of_each_format_is_read_with_or_without_a_prefix_of_launchers() -> None:
     prefixes = ("", "[rank0]:", "[default0]:", "0: ", "2026-01-02 03:04:05,678 INFO: ", "wandb: ")
-    for one in FORMATS.values():
+    for name, (line, mark) in EXAMPLES.items():
         for prefix in prefixes:
-            assert one.read(prefix + one.example) == OF_EXAMPLES[one.name], prefix
+            assert FORMATS[name].read(prefix + line) == mark, prefix
 
 
 def test_a_pattern_of_ones_own_tells_step_epoch_samples_and_loss() -> None:

@@ -1,7 +1,7 @@
 """Formats of the lines that training scripts print, and detection of a script's format.
 
-To add a format, add an entry to `_FORMATS`. `LogFormat.read` parses a line returned by `plain`, and
-returns a `Mark`, or None if the line has another format. A carriage return also ends a line.
+To add a format, add its pattern to `_PATTERNS`, and a line that a real script printed to `EXAMPLES`
+in tests/test_log_formats.py. A carriage return also ends a line.
 """
 
 import re
@@ -116,88 +116,38 @@ def read_step_line(line: str) -> Mark | None:
     return VALIDATION if VALIDATING.search(line) else mark_of(found.groupdict())
 
 
-_FORMATS = (
-    LogFormat(
-        name="imagenet",
-        example=(
-            "Epoch: [0][  10/1307]\tTime  0.779 ( 5.211)\tData  0.000 ( 0.060)\t"
-            "Loss 2.3915e+01 (1.5221e+01)\tAcc@1   0.00 (  5.68)\tAcc@5   1.95 (  9.94)"
-        ),
-        read=reader(
-            r"Epoch: ?\[(?P<epoch>\d+)\]\[ *(?P<step>\d+)/(?P<total>\d+)\]\s+"
-            rf"Time:? +[\d.]+(?:.*?\bLoss:?\s+(?P<loss>{NUMBER}))?",
-            holds="Epoch:",
-        ),
+_PATTERNS = {
+    "imagenet": (
+        r"Epoch: ?\[(?P<epoch>\d+)\]\[ *(?P<step>\d+)/(?P<total>\d+)\]\s+"
+        rf"Time:? +[\d.]+(?:.*?\bLoss:?\s+(?P<loss>{NUMBER}))?"
     ),
-    LogFormat(
-        name="timm",
-        example=(
-            "Train: 0 [  50/1251 (  4%)]  Loss: 6.94 (6.95)  Time: 0.312s,  820.51/s  "
-            "(0.401s,  638.40/s)  LR: 1.000e-05  Data: 0.010 (0.044)"
-        ),
-        read=reader(
-            r"Train: (?P<epoch>\d+) \[ *(?P<step>\d+)/(?P<total>\d+) \([^)]*\)\]"
-            rf"(?:.*?\bLoss: +(?P<loss>{NUMBER}))?"
-            r"(?:.*?\bTime: [\d.]+s, +(?P<rate>[\d.]+)/s)?",
-            holds="Train: ",
-        ),
+    "timm": (
+        r"Train: (?P<epoch>\d+) \[ *(?P<step>\d+)/(?P<total>\d+) \([^)]*\)\]"
+        rf"(?:.*?\bLoss: +(?P<loss>{NUMBER}))?"
+        r"(?:.*?\bTime: [\d.]+s, +(?P<rate>[\d.]+)/s)?"
     ),
-    LogFormat(
-        name="torchvision",
-        example=(
-            "Epoch: [0]  [  10/5005]  eta: 0:31:12  lr: 0.1  img/s: 1234.567  loss: 6.9 (7.0)  "
-            "acc1: 0.0 (0.1)  acc5: 0.5 (0.6)  time: 0.3743  data: 0.0003  max mem: 10000"
-        ),
-        read=reader(
-            r"Epoch: \[(?P<epoch>\d+)\]\s+\[ *(?P<step>\d+)/(?P<total>\d+)\]\s+eta:"
-            rf"(?:.*?\bloss: +(?P<loss>{NUMBER}))?",
-            holds="Epoch: [",
-        ),
+    "torchvision": (
+        r"Epoch: \[(?P<epoch>\d+)\]\s+\[ *(?P<step>\d+)/(?P<total>\d+)\]\s+eta:"
+        rf"(?:.*?\bloss: +(?P<loss>{NUMBER}))?"
     ),
-    LogFormat(
-        name="megatron",
-        example=(
-            " [2026-04-27 00:00:01] iteration        1/       3 | consumed samples:            2 | "
-            "elapsed time per iteration (ms): 4000.0 | learning rate: 1.000000E-04 | "
-            "global batch size:     2 | lm loss: 3.000000E+00 | loss scale: 1.0 |"
-        ),
-        read=reader(
-            r"\biteration +(?P<step>\d+)/ *(?P<total>\d+) \|"
-            r".*?elapsed time per iteration \(ms\): *[\d.]+"
-            r"(?:.*?\| *global batch size: *(?P<samples>\d+))?"
-            rf"(?:.*?\| *(?:[a-z]+ )?loss: *(?P<loss>{NUMBER}))?",
-            holds="elapsed time per iteration",
-            validation="validation loss at iteration ",
-        ),
+    "megatron": (
+        r"(?P<validated>validation loss at iteration )|"
+        r"\biteration +(?P<step>\d+)/ *(?P<total>\d+) \|"
+        r".*?elapsed time per iteration \(ms\): *[\d.]+"
+        r"(?:.*?\| *global batch size: *(?P<samples>\d+))?"
+        rf"(?:.*?\| *(?:[a-z]+ )?loss: *(?P<loss>{NUMBER}))?"
     ),
-    LogFormat(
-        name="deepspeed",
-        example=(
-            "[2023-08-02 00:41:17,936] [INFO] [timer.py:215:stop] epoch=0/micro_step=10/"
-            "global_step=10, RunningAvgSamplesPerSec=220.69, CurrSamplesPerSec=222.88, "
-            "MemAllocated=0.07GB, MaxMemAllocated=0.1GB"
-        ),
-        read=reader(
-            r"\bepoch=(?P<epoch>\d+)/micro_step=\d+/global_step=(?P<step>\d+), "
-            r"RunningAvgSamplesPerSec=[^,]*, CurrSamplesPerSec=(?P<rate>[\d.]+)",
-            holds="CurrSamplesPerSec=",
-        ),
+    "deepspeed": (
+        r"\bepoch=(?P<epoch>\d+)/micro_step=\d+/global_step=(?P<step>\d+), "
+        r"RunningAvgSamplesPerSec=[^,]*, CurrSamplesPerSec=(?P<rate>[\d.]+)"
     ),
-    LogFormat(name="gpuscale", example='GPUSCALE {"step": 10, "samples": 640}', read=read_reported),
-    LogFormat(
-        name="tqdm",
-        example="Epoch 0:  50%|█████     | 25/50 [01:35<01:35,  3.80s/it, train_loss=2.30]",
-        read=read_tqdm,
-        generic=1,
-    ),
-    LogFormat(
-        name="step",
-        example="Epoch [1/5], Step [100/600], Loss: 0.1234",
-        read=read_step_line,
-        generic=2,
-    ),
-)
-FORMATS: Mapping[str, LogFormat] = {one.name: one for one in _FORMATS}
+}
+FORMATS: Mapping[str, LogFormat] = {
+    **{name: LogFormat(name=name, read=reader(pattern)) for name, pattern in _PATTERNS.items()},
+    "gpuscale": LogFormat(name="gpuscale", read=read_reported),
+    "tqdm": LogFormat(name="tqdm", read=read_tqdm, generic=1),
+    "step": LogFormat(name="step", read=read_step_line, generic=2),
+}
 
 
 class Recognition:

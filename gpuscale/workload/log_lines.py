@@ -52,16 +52,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """A log format: a function that parses the format's lines, and an example of a line."""
+    """A log format, with the function that parses its lines."""
 
     name: str
-    example: str
-    """A line that a real script printed."""
     read: Callable[[str], Mark | None]
     """Function that parses a line returned by `plain`; it returns None for any other format."""
     generic: int = 0
-    """0 for a specific format, higher for formats that many scripts share. A format is used only if
-    no format with a lower value matches."""
+    """0 for a specific format; a format is used only if no format with a lower value matches."""
 
 
 def plain(line: str) -> str:
@@ -89,20 +86,12 @@ def whole(text: str | None) -> int | None:
 VALIDATION = Mark(validated=True)
 
 
-def reader(
-    pattern: str, *, holds: str, validation: str | None = None
-) -> Callable[[str], Mark | None]:
-    """Return a function that reads lines by a pattern with groups such as `step` and `loss`.
-
-    Each such line contains the text `holds`, for which a search is faster than for a pattern. A
-    line that contains the text `validation` reports a validation.
-    """
+def reader(pattern: str) -> Callable[[str], Mark | None]:
+    """Return a function that reads lines by a pattern with groups such as `step` and `loss`."""
     search = re.compile(pattern).search
 
     def read(line: str) -> Mark | None:
-        if validation is not None and validation in line:
-            return VALIDATION
-        found = search(line) if holds in line else None
+        found = search(line)
         return found and mark_of(found.groupdict())
 
     return read
@@ -117,6 +106,7 @@ def mark_of(groups: dict[str, str | None]) -> Mark:
         samples_per_step=whole(groups.get("samples")),
         samples_per_s=number(groups.get("rate")),
         loss=number(groups.get("loss")),
+        validated=groups.get("validated") is not None,
     )
 
 
@@ -154,7 +144,7 @@ def by_regex(pattern: str) -> LogFormat:
             problem = f"takes {taken} from the line '{line}'"
             raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
 
-    return LogFormat(name="step-regex", example="", read=read)
+    return LogFormat(name="step-regex", read=read)
 
 
 @dataclass(slots=True)
