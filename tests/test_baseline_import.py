@@ -138,7 +138,7 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
         ("time\n1\n", "line 1: no column of GPUs; name it 'gpus', or name one with --column"),
         ("", "line 1: no column of GPUs; name it 'gpus', or name one with --column"),
         ("|n|time|\n|-|-|\n|1|2|\n\n" * 2, "line 1: several tables (lines 1, 5"),
-        ("n,time\n1,\x1b[2J\n", "line 2: text with the unprintable character \\x1b; remove it"),
+        ("n,time\n1,\x1b[2J\n", "line 2: column 'time': expected a time such as 145, 2:25 or"),
     ],
 )
 def test_what_cannot_be_read_is_named_by_line_and_column(text: str, message: str) -> None:

@@ -124,14 +124,6 @@ def significant(number: float, digits: int = 3) -> str:
     return f"{number:.{decimals}f}"
 
 
-def text_problem(text: str) -> str | None:
-    """Return a message with a remedy if a line of text is not allowed in files; else None."""
-    if len(text) > LINE_LIMIT:
-        return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
-    found = re.search(f"[{UNPRINTABLE}]", text)
-    return found and f"text with the unprintable character {escaped(found[0])}; remove it"
-
-
 def clean(text: str, *, multiline: bool = False) -> str:
     """Replace everything in a text that is not allowed in files; return allowed text unchanged.
 

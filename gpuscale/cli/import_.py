@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if without:
         named = listed([f"{name}: {n} ×" for name, n in without.most_common()], 3)
-        say(f"left out: {named}")
+        say(f"left out: {visible(named)}")
     if nights:
         say(f"next: gpuscale history {place}, or gpuscale compare --history {place}")
     return ExitCode.OK

@@ -12,7 +12,7 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import counted, shown, text_problem
+from gpuscale.base.text import counted, shown
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import (
     Day,
@@ -131,10 +131,6 @@ def rows_in(
     gives the meaning of some headers: `name`, `skip`, or a known header.
     """
     lines = text.removeprefix("\ufeff").splitlines()
-    for number, line in enumerate(lines, start=1):
-        if problem := text_problem(line.replace("\t", " ")):
-            problems.add(number, problem)
-            lines[number - 1] = ""
     table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
     (problems.head, head), *rows = table or [(1, ())]
     if others:
