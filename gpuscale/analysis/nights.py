@@ -18,7 +18,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED
 from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
 from gpuscale.records.configuration import ALL_ROWS, Choice
-from gpuscale.records.environment_diff import environment_changes, host_changes
+from gpuscale.records.environment_diff import environment_changes, new_values
 from gpuscale.records.run import nodes_of
 
 FEWEST_VISITS = 3
@@ -146,7 +146,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
     """Return the changes in the environment from the previous night to the given night."""
     before, now = nights[night - 1].environment, nights[night].environment
     nodes = (nodes_of(nights[at].runs) for at in (night - 1, night))
-    hosts = host_changes(*({where.host} if where.host else set() for where in (before, now)))
+    hosts = new_values("host", *([where.host] if where.host else [] for where in (before, now)))
     return (*environment_changes([before], [now], *nodes), *hosts)
 
 

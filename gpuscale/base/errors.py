@@ -49,10 +49,7 @@ _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
-    """Raise a UsageError with an install command if `user` (a command or feature) lacks a package.
-
-    gpuscale can be installed without its dependencies, such as torch on a login node.
-    """
+    """Raise a UsageError with an install command if packages that `user` needs are missing."""
     missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
         problem = f"{user} needs {', '.join(missing)}, not installed here"
@@ -60,10 +57,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """Raised for an unusable file; the message gives path, location, problem and remedy.
-
-    Unprintable characters are escaped; each of the `rows` gets a line of its own.
-    """
+    """Raised for an unusable file; the message gives path, line, problem, remedy and any rows."""
 
     def __init__(
         self, path: object, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
@@ -74,10 +68,7 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Raised if record data is invalid; the message gives problem and place (`runs[2].measured`).
-
-    `line` is set only for text files; `rows` lists the problems if there are several.
-    """
+    """Raised for invalid record data; the message gives problem and place (`runs[2].measured`)."""
 
     def __init__(
         self, place: str, problem: str, *, line: int | None = None, rows: Sequence[str] = ()

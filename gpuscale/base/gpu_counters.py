@@ -1,7 +1,4 @@
-"""A table of all GPU counters: how gpuscale reads, reduces, checks and shows them.
-
-docs/format.md explains the counters. A `Reading` holds the values read at one time.
-"""
+"""A table of all GPU counters: how gpuscale reads, reduces, checks and shows them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +52,7 @@ class Field:
     name: str
     """Name of the counter in the records of a run."""
     moment: str
-    """Key under which a `Reading` stores the driver's answer; several counters may share a key."""
+    """Key under which a `Reading` stores the driver's answer."""
     label: str
     """Name shown to people; counters with the same label share a line of output."""
     quantity: CounterQuantity
@@ -187,11 +184,8 @@ FIELDS = (
 NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.reduce != "shares"}
 """Counters that are reduced to a single number, by name: possible keys of `GpuSummary.values`."""
 
-MOMENTS: Mapping[str, Field] = {
-    moment: next(field for field in FIELDS if field.moment == moment)
-    for moment in dict.fromkeys(field.moment for field in FIELDS)
-}
-"""The first counter for each key of a `Reading`; others with that key use its query's answer."""
+MOMENTS: Mapping[str, Field] = {field.moment: field for field in FIELDS}
+"""Counters by the key under which a `Reading` stores their answers."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
@@ -213,8 +207,7 @@ _CLOCK_EVENTS = (
     "board_limit",
     "reliability",
 )
-"""Names of the clock event reasons, in the order of the bits in NVML's mask; nvidia-smi shows most
-of them as `clocks_event_reasons.*`."""
+"""Names of the clock event reasons, in the order of the bits in NVML's mask."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:

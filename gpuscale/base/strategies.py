@@ -1,7 +1,6 @@
 """Table of the parallelisation strategies and their requirements.
 
-To add a strategy, add a file to measure/worker/strategies and an entry to `STRATEGIES`. Records may
-name strategies of other tools, so code that reads records must use `STRATEGIES.get`.
+Records may name strategies of other tools, so code that reads them must use `STRATEGIES.get`.
 """
 
 import re

@@ -191,10 +191,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         if (times > 0) != (self.timed is not None):
             raise FieldError("", "'timed' belongs to 'times_s': give both, or neither")
         if self.discard_first and self.discard_first >= times:
-            problem = (
-                f"{self.discard_first} of {times} times are discarded; at least one must be left"
-            )
-            raise FieldError("discard_first", problem)
+            raise FieldError("discard_first", f"discards all {times} times; keep at least one")
         if self.nodes > self.gpus:
             raise FieldError("nodes", f"{self.gpus} GPUs cannot lie on {self.nodes} nodes")
 
@@ -272,10 +269,7 @@ class Baseline(Record, frozen=True, kw_only=True):
             if not run.is_valid or run.allocation is None:
                 raise FieldError(place, "a baseline has only valid runs with an 'allocation'")
             if self.hardware.device not in (run.configuration.device, UNRECORDED):
-                problem = (
-                    f"measured on '{run.configuration.device}', but hardware says "
-                    f"'{self.hardware.device}'; correct one of the two"
-                )
+                problem = f"hardware says '{self.hardware.device}'; correct one of the two"
                 raise FieldError(f"{place}.configuration.device", problem)
             workload = (run.batch_per_gpu, run.sample_shape)
             if workloads.setdefault((run.configuration, run.gpus), workload) != workload:

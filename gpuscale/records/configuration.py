@@ -43,8 +43,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     data_workers: Count | None = None
     """Data-loader processes per rank; 0 if the rank loads the data itself, or no data is loaded."""
     micro_batches: PositiveCount | None = None
-    """Number of micro-batches per GPU, so that a step on n GPUs has n times as many; None if the
-    strategy is not a pipeline."""
+    """Number of micro-batches per GPU; None if the strategy is not a pipeline."""
     metric: OpenMetric | None = None
     """Metric that is judged instead of the step time; None if steps are timed."""
     command: Line | None = None

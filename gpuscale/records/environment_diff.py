@@ -117,7 +117,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
     names = {name for environment in (*before, *after) for name in environment.variables}
     for name in sorted(names - JOB_VARIABLES - CACHE_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
-        yield from _new_values(name, *sides)
+        yield from new_values(name, *sides)
 
 
 def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
@@ -126,7 +126,7 @@ def script_changes(before: _Environments, after: _Environments) -> Iterator[Envi
         sides = (
             [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)
         )
-        yield from _new_values(f"script {name}", *sides)
+        yield from new_values(f"script {name}", *sides)
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
@@ -135,7 +135,7 @@ def package_changes(before: _Environments, after: _Environments) -> Iterator[Env
     names = {name for side in known for packages in side for name in packages}
     for name in sorted(names, key=lambda name: (stack_rank(name), name)):
         sides = ([packages.get(name, "not installed") for packages in side] for side in known)
-        yield from _new_values(name, *sides)
+        yield from new_values(name, *sides)
 
 
 def stack_rank(name: str) -> int:
@@ -174,7 +174,7 @@ def environment_changes(
             # Only the minor version of an interpreter other than gpuscale's own is known.
             new = [value for value in new if not any(_is_same_python(value, one) for one in old)]
         if field.words is not None:
-            changes += _new_values(field.name, old, new)
+            changes += new_values(field.name, old, new)
     libraries = [lib for node in (*nodes_before, *nodes_after) for lib in node.libraries]
     sides = ([_facts_of(node, libraries) for node in side] for side in (nodes_before, nodes_after))
     changes += node_changes(*sides)
@@ -204,15 +204,9 @@ def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, 
     return node.host, facts
 
 
-def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
-    """Yield one change that lists all new hosts, if there are any and earlier hosts are known."""
-    return _new_values("host", sorted(before), sorted(after))
-
-
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
     """Yield a change for each value of a setting that no node had before; ignore unknown values."""
-    names = {name: None for _, facts in after for name in facts}
-    for name in names:
+    for name in dict.fromkeys(name for _, facts in after for name in facts):
         old = {facts[name] for _, facts in before if name in facts}
         new = {facts[name] for _, facts in after if name in facts} - old
         hosts = {host for host, facts in after if name in facts}
@@ -250,7 +244,7 @@ def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", "
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _new_values(
+def new_values(
     name: str, before: Sequence[str], after: Sequence[str]
 ) -> Iterator[EnvironmentChange]:
     """Yield one change if any value is new and earlier ones are known; list each value once."""

@@ -140,8 +140,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     values: Mapping[str, int | float] = {}
     """Counter values by name (see `gpuscale.base.gpu_counters`), without unavailable counters."""
     clock_event_reasons: Mapping[Line, Share] | None = None
-    """Share of samples in which each clock event reason was active, by the vendor's name for the
-    reason: `sw_power_cap` (NVIDIA), `ppt` (AMD)."""
+    """Share of samples in which each clock event reason, such as `sw_power_cap`, was active."""
 
     def __post_init__(self) -> None:
         if problem := values_problem(self.values):

@@ -1,7 +1,4 @@
-"""The metrics of a run: measured by gpuscale itself, or defined by cases or other tools.
-
-A new metric needs an entry in `METRICS` and a function in `run.py`.
-"""
+"""The metrics of a run: measured by gpuscale itself, or defined by cases or other tools."""
 
 import re
 from collections.abc import Mapping

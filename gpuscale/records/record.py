@@ -1,8 +1,4 @@
-"""Base class of all records, bounded types for their fields, and conversion to and from JSON.
-
-msgspec validates records, and error messages give the place of the invalid value. `gpuscale.store`
-builds file formats on this module; launchers and ranks use it to exchange records.
-"""
+"""Base class of all records, bounded types for their fields, and conversion to and from JSON."""
 
 import json
 import re
@@ -50,12 +46,11 @@ class Record(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """Base class of stored values; they are immutable and validated when read or written.
+    """Base class of stored values, which msgspec validates when they are read or written.
 
-    Fields with default values are omitted from files. Field bounds exclude unit errors, such as
-    step times below 1 ns, so that all quotients and logarithms of valid records are finite.
-    Python's garbage collector ignores records, since they never form reference cycles; visiting
-    them would take a third of the time of a large comparison.
+    Field bounds exclude unit errors, such as step times below 1 ns, so that all quotients and
+    logarithms of valid records are finite. Python's garbage collector ignores records, which form
+    no reference cycles; visiting them would take a third of the time of a large comparison.
     """
 
 

@@ -81,8 +81,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     batch_from_output: bool
     """True if the batch size is only known from the lines that the command prints."""
     figure: str | None = None
-    """Regular expression for figures in the command's output, or a name in `KNOWN_FIGURES`; None if
-    steps are timed."""
+    """Figures to read, as in `CommandCase.figure`; None if steps are timed."""
     metrics: tuple[OpenMetric, ...] = ()
     """Metrics that the command prints each time it is started, named by the groups of `figure`."""
 
@@ -208,8 +207,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     def pace_s(self, *, ranks: int) -> float:
         """Return median seconds per step, preferring unsynchronised windows if `ranks` > 1."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
-        alone = alone or list(self.windows)
-        return statistics.median(window.own_s for window in alone) / self.steps_per_window
+        own_s = statistics.median(window.own_s for window in alone or self.windows)
+        return own_s / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
         """Return the median of each phase over the synchronised windows, in seconds per step."""

@@ -103,9 +103,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per step; raise a ValueError if the run is not valid."""
-        if not self.is_valid:
-            raise ValueError(f"{self.label}, run {self.index} has no step time")
+        """Seconds per step of a valid run."""
         return self.measured[STEP_TIME]
 
     @property
@@ -264,8 +262,5 @@ def _validate_training(run: Run) -> None:
     demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:
-        problem = (
-            "each has another parameter_digest, so they did not train together; such a run has a "
-            "'failure' of kind 'invalid'"
-        )
+        problem = "parameter_digest differs; such a run has a 'failure' of kind 'invalid'"
         raise FieldError("ranks", problem)

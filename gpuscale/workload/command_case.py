@@ -25,8 +25,7 @@ from gpuscale.workload.log_lines import by_regex
 from gpuscale.workload.printed_figures import metrics_of
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
-"""Ways to start a command. With `plain`, `CommandCase.launch_of` chooses one; `torchrun` means
-`per-rank`."""
+"""Ways to start a command; `plain` lets gpuscale choose one, and `torchrun` means `per-rank`."""
 PLACEHOLDERS = (
     *("gpus", "nodes", "gpus_per_node", "node_rank", "batch", "global_batch"),
     *("master_addr", "master_port", "hosts", "hostfile"),
@@ -88,8 +87,6 @@ class CommandCase(Case):
         """Return the number of samples per GPU per step; None if the script's output reports it.
 
         The argument `batch` replaces the case's `global_batch` or, if it has none, its `batch`.
-        Raise a CaseError if the command cannot be given this batch, or if the global batch cannot
-        be split evenly.
         """
         own = cls.batch if cls.global_batch is None else cls.global_batch
         asked = own if batch is None else batch
@@ -102,10 +99,9 @@ class CommandCase(Case):
     @classmethod
     def launch_of(cls, *, across_nodes: bool) -> Launch:
         """Return the start mode, such as `once`; raise a CaseError if ranks would start twice."""
-        if cls.launch != "plain":
-            launch: Launch = "per-rank" if cls.launch == "torchrun" else cls.launch
-        else:
-            launch = "per-rank" if across_nodes else "once"
+        launch: Launch = "per-rank" if across_nodes or cls.launch == "torchrun" else "once"
+        if cls.launch != "plain" and cls.launch != "torchrun":
+            launch = cls.launch
         starter = starter_of(cls.words())
         if starter is None or not across_nodes or launch == "once":
             return launch
@@ -206,14 +202,10 @@ def _problems_of_figure(case: type[CommandCase]) -> Iterator[str]:
         if case.better or case.scaling is not None:
             yield "--better and --scaling are about figures; add --figure, or leave them out"
         return
-    others = {
-        "--step-regex": case.step_regex,
-        "--log-format": case.log_format,
-        "--batch": case.batch,
-        "--samples-per-step": case.global_batch,
-    }
-    for option in (name for name, value in others.items() if value is not None):
-        yield f"{option} is about steps, which --figure does not time; leave out one"
+    of_steps = (case.step_regex, case.log_format, case.batch, case.global_batch)
+    if any(value is not None for value in of_steps):
+        options = "--step-regex, --log-format, --batch and --samples-per-step"
+        yield f"--figure times no steps; leave it out, or else {options}"
     case.metrics()
 
 
@@ -232,10 +224,8 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
         yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if "{" not in words[0] and shutil.which(words[0]) is None:
-        problem = "it is neither a program on PATH nor a path to one"
-        if Path(words[0]).is_file():
-            problem = "it is not executable; make it executable, or name its interpreter first"
-        yield f"'{words[0]}' cannot be started: {problem}"
+        remedy = "correct its name, make it executable, or name its interpreter first"
+        yield f"'{words[0]}' is no program on PATH and no executable file; {remedy}"
     runs_script = "-m" not in words or starter_of(words, ON_EACH_NODE) is not None
     if runs_script and _RUNS_HERE.fullmatch(Path(words[0]).name):
         script = next((Path(word) for word in words if _SCRIPT.fullmatch(word)), None)

@@ -1,7 +1,4 @@
-"""Parsers for the figures that commands print, and the metrics to which the figures belong.
-
-The parsers of known benchmarks also parse log files that users import.
-"""
+"""Parsers for the figures in output or imported logs, and the metrics that the figures are of."""
 
 import math
 import re
@@ -158,14 +155,13 @@ def metrics_of(
         )
         for name in names
     }
-    metrics = tuple(metric for metric in found.values() if metric is not None)
-    if len(metrics) < len(names):
-        open_names = [name for name, metric in found.items() if metric is None]
+    if open_names := [name for name, metric in found.items() if metric is None]:
         options = " ".join(f"--better {name}=more|less" for name in open_names)
         raise refused(
             f"nothing says whether more or less is better of {', '.join(open_names)}; give "
             f"{options}, or a name that ends in a unit, such as _s or _gb_s"
         )
+    metrics = tuple(filter(None, found.values()))
     if scaling is not None and not any(metric.scaling == scaling for metric in metrics):
         raise refused(f"--scaling {scaling}: no group is a time of known work, such as epoch_s")
     return metrics

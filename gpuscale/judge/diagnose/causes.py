@@ -17,7 +17,7 @@ from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, st
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import LINKS, Cause, CauseKind, PhaseChange, PortSymptom, Remedy
-from gpuscale.records.environment_diff import environment_changes, host_changes, node_changes
+from gpuscale.records.environment_diff import environment_changes, new_values, node_changes
 from gpuscale.records.run import nodes_of
 from gpuscale.records.verdict import SLOWDOWNS
 
@@ -201,15 +201,16 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield one cause, possible but unproven: the differences between the environments."""
     before, after = row.point.environments_before, row.point.environments_after
-    hosts = (
+    sides = (
         {rank.host for step in steps for rank in step.ranks}
         or {where.host for where in environments if where.host is not None}
         for steps, environments in ((row.point.before, before), (row.point.after, after))
     )
+    hosts = new_values("host", *map(sorted, sides))
     nodes = nodes_of(row.point.runs_before), nodes_of(row.point.runs_after)
     # If the parts of a step are unknown, as for commands, communication may have taken longer.
     connections = () if row.point.changes else _connection_changes(row)
-    found = (*environment_changes(before, after, *nodes), *host_changes(*hosts), *connections)
+    found = (*environment_changes(before, after, *nodes), *hosts, *connections)
     if found:
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
