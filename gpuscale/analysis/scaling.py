@@ -71,19 +71,18 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
     differ in batch or sample shape form separate entries. `allocations` has the allocation of each
     run; if omitted, all runs count as one allocation.
     """
-    names = allocations or [""] * len(runs)
-    groups = {
-        key: [(names[place], runs[place]) for place in places]
-        for key, places in _places_by_point(runs).items()
-    }
+    placed = zip(allocations or [""] * len(runs), runs, strict=True)
+    by_point = by_key(zip(point_keys(runs), placed, strict=True))
+    appearance = {key.configuration: i for i, key in reversed(list(enumerate(by_point)))}
     samples = {
         key: log_sample(logs)
-        for key, group in groups.items()
+        for key, group in by_point.items()
         if (logs := [run.log_cost for _, run in group if run.is_valid])
     }
     references = references_of(samples)
     entries = []
-    for key, group in groups.items():
+    for key in sorted(by_point, key=lambda key: (appearance[key.configuration], key.gpus)):
+        group = by_point[key]
         valid = by_key((name, run) for name, run in group if run.is_valid)
         entry = Entry(
             key=key,
@@ -99,19 +98,6 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     """Return a scaling point for each case, configuration and number of GPUs among the runs."""
     return tuple(entry.point for entry in grouped(runs))
-
-
-def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """Return each point's valid runs, in the order of `grouped`; omit points without valid runs."""
-    valid = [run for run in runs if run.is_valid]
-    return {key: [valid[i] for i in places] for key, places in _places_by_point(valid).items()}
-
-
-def _places_by_point(runs: Sequence[Run]) -> dict[PointKey, list[int]]:
-    places = by_key((key, place) for place, key in enumerate(point_keys(runs)))
-    appearance = {key.configuration: i for i, key in reversed(list(enumerate(places)))}
-    ordered = sorted(places, key=lambda key: (appearance[key.configuration], key.gpus))
-    return {key: places[key] for key in ordered}
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:

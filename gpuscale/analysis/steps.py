@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of, valid_by_point
+from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of
 from gpuscale.base.strategies import is_pipeline
 from gpuscale.records import Configuration, EntryKey, Estimate, PointKey, Run
 from gpuscale.records.evidence import Phases
@@ -140,11 +140,11 @@ class TypicalStep:
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
     """Return the average step of each point with measured phases, by configuration, then GPUs."""
     found = {}
-    for point, valid in valid_by_point(runs).items():
-        if steps := steps_of(valid):
+    for entry in grouped(runs):
+        if steps := steps_of(entry.valid):
             phases = [_phases_s(step) for step in steps]
             means_s = {name: known_mean(each[name] for each in phases) for name in phases[0]}
-            found[point] = TypicalStep(
+            found[entry.key] = TypicalStep(
                 time_s=statistics.fmean(step.time_s for step in steps),
                 phases_s={n: None if s is None else max(0.0, s) for n, s in means_s.items()},
                 data_wait=statistics.fmean(
