@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import Entry, grouped, published_points
 from gpuscale.base.grouping import by_key
-from gpuscale.base.host import UNRECORDED
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
@@ -60,7 +59,6 @@ class Side:
     """Entries with at least one valid run."""
     environments: Sequence[Environment]
     """All environments: one for each results file, or for each allocation of a baseline."""
-    environments_of: Mapping[PointKey, Sequence[Environment]]
     by_allocation: Mapping[str, Environment]
     written_at: str | None
     """Creation time of the first file (ISO 8601); reports use its UTC offset. None if unknown."""
@@ -70,6 +68,10 @@ class Side:
     def nodes(self) -> list[NodeEvidence]:
         """Evidence collected on the nodes of all valid runs."""
         return nodes_of(run for entry in self.entries for run in entry.valid)
+
+    def environments_of(self, entry: Entry) -> tuple[Environment, ...]:
+        """Return the known environments of the allocations with valid runs of the entry."""
+        return tuple(where for name in entry.runs if (where := self.by_allocation.get(name)))
 
     def origin_of(self, entries: Sequence[Entry]) -> Origin:
         """Return where and when these entries were measured."""
@@ -132,44 +134,34 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 def side_of_baseline(baseline: Baseline) -> Side:
     """Build one side from the measured runs of a baseline."""
     known = baseline.environments
-    placed = [
-        (run, run.allocation or baseline.name, known.get(run.allocation or ""))
-        for run in baseline.runs
-    ]
+    placed = [(run, run.allocation or baseline.name) for run in baseline.runs]
     return _side(placed, [*known.values()], known, baseline.recorded_at, baseline.probes)
 
 
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
-    pairs = ((result, run) for result in results for run in result.runs)
-    placed = [(run, result.allocation_of(run), result.environment) for result, run in pairs]
+    pairs = [(result, run) for result in results for run in result.runs]
+    placed = [(run, result.allocation_of(run)) for result, run in pairs]
     environments = [result.environment for result in results]
-    by_allocation = {name: where for _, name, where in placed}
+    by_allocation = {result.allocation_of(run): result.environment for result, run in pairs}
     written_at = results[0].created_at if results else None
     probes = [probe for result in results for probe in result.probes]
     return _side(placed, environments, by_allocation, written_at, probes)
 
 
 def _side(
-    placed: Sequence[tuple[Run, str, Environment | None]],
+    placed: Sequence[tuple[Run, str]],
     environments: Sequence[Environment],
     by_allocation: Mapping[str, Environment],
     written_at: str | None,
     probes: Sequence[Probe],
 ) -> Side:
-    entries = grouped([run for run, _, _ in placed], [name for _, name, _ in placed])
-    where_of = {id(run): where for run, _, where in placed if where is not None}
+    entries = grouped([run for run, _ in placed], [name for _, name in placed])
     return Side(
         entries=entries,
         by_row=by_key((entry.point.key, entry) for entry in entries),
         by_point={entry.key: entry for entry in entries if entry.logs},
         environments=environments,
-        environments_of={
-            entry.key: [
-                *{id(at): at for run in entry.valid if (at := where_of.get(id(run)))}.values()
-            ]
-            for entry in entries
-        },
         by_allocation=by_allocation,
         written_at=written_at,
         probes=probes,
@@ -272,17 +264,9 @@ def machine_label(baseline: Baseline) -> str:
     labels = {where.hardware_label for where in baseline.environments.values()}
     if len(labels) == 1:
         (machine,) = labels
-    elif hardware.system is not None:
-        machine = hardware.system
-    elif hardware.device == "cpu":
-        machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
-    elif hardware.device == UNRECORDED:
-        machine = ""
-    elif hardware.gpu_name is None:
-        machine = "GPUs of unknown model"
-    elif hardware.gpus_per_node is None:
-        machine = hardware.gpu_name
-    else:
+    elif hardware.system is None and hardware.gpu_name and hardware.gpus_per_node:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
+    else:
+        machine = hardware.system or hardware.gpu_name or hardware.cpu_model or ""
     known = "" if cluster == _UNKNOWN_HOST else cluster
     return ", ".join(filter(None, (known, machine)))

@@ -139,8 +139,8 @@ def points_of(
             before=before,
             after=after,
             changes=changes_of(before, after, deviation),
-            environments_before=tuple(sides.before.environments_of[key]),
-            environments_after=tuple(sides.after.environments_of.get(key, ())),
+            environments_before=sides.before.environments_of(then),
+            environments_after=sides.after.environments_of(now) if now else (),
             runs_before=tuple(runs),
             runs_after=tuple(runs_after),
         )
