@@ -13,7 +13,7 @@ from statements import codes_in, facts_of, known
 
 from gpuscale.base.text import format_distinct, rough_percent
 from gpuscale.judge.compare import compare
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Estimate, Results, Verdict
 from gpuscale.records.configuration import Choice

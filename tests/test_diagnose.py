@@ -23,7 +23,7 @@ from builders.nights import EXPOSED_S, WELL, Fault
 from changing import replace
 
 from gpuscale.judge.compare import compare
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Environment, GpuDevice, GpuSummary, Run
 from gpuscale.records.baseline import ToleranceOverride

@@ -135,7 +135,7 @@ def test_an_undecided_row_names_a_rank_that_lags_in_all_runs_more_than_any_did_b
         [paced(1.0 + max(0.0, -skew_s), 1.0 + max(0.0, skew_s)) for skew_s in side]
         for side in (skews_before_s, skews_s)
     )
-    found = [*straggler_in_all_runs(row_of(before, after, gpus=2))]
+    found = [*straggler_in_all_runs(row_of(before, after, gpus=2), ())]
     assert len(found) == is_named
     for cause in found:
         assert (cause.ranks, cause.seen_in) == ((1,), (3, 3))

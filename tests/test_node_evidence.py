@@ -13,7 +13,7 @@ from test_host_load import SLOWER, THEN
 from gpuscale.base.host import cpu_numa_nodes, gpu_numa_node
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
 from gpuscale.measure.evidence.node import read_settings

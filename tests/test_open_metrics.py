@@ -11,7 +11,7 @@ from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import DecodeError, FieldError
 from gpuscale.judge.compare import compare_sides
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
 from gpuscale.records.configuration import ALL_ROWS

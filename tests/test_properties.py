@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscale.judge.compare import compare
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.cause import Cause, CauseKind

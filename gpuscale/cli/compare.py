@@ -14,7 +14,7 @@ from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.verdict import BaselineKind

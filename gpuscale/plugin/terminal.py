@@ -17,7 +17,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import SPELT_OUT, visible
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions

@@ -10,7 +10,7 @@ from gpuscale.base.errors import ExitCode, GpuscaleError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_percent
 from gpuscale.judge.compare import compare_sides
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Estimate, Results
 from gpuscale.records.cause import (

@@ -198,9 +198,6 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases": "one side or both lack phases, paces or exposed communication of these runs",
     "no_phases_of_commands": "gpuscale sees no phases of a command",
-    "no_counters_of_commands": (
-        "gpuscale sees no phases of a command, and one side or both lack the counters of its GPUs"
-    ),
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
         "reference figures hold no phases, so the differences from them are unknown"

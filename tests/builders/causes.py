@@ -12,7 +12,7 @@ from builders.nights import EXPOSED_S, WELL, Fault, device_summary, own_phases
 from gpuscale.analysis.steps import Step
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence
 from gpuscale.judge.diagnose.step_parts import changes_of
 from gpuscale.judge.sides import sides_of

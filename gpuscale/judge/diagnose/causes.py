@@ -1,24 +1,30 @@
-"""The causes of a loss: `CAUSES` and the functions that find them.
-
-A new cause needs a function here, an entry in `OF_PARTS` or `CAUSES`, and texts in
-`reports.cause_words`.
-"""
+"""The causes of a loss: `diagnose`, and the functions in `CAUSES` that find them."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from gpuscale.analysis.steps import Part
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence, onset_of
+from gpuscale.judge.diagnose.evidence import RowEvidence, confirmed, onset_of, points_of
 from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
-from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
-from gpuscale.records.cause import LINKS, Cause, CauseKind, PhaseChange, PortSymptom, Remedy
-from gpuscale.records.environment_diff import environment_changes, new_values, node_changes
-from gpuscale.records.run import nodes_of
+from gpuscale.judge.sides import Sides
+from gpuscale.records import Comparison, EntryVerdict, MetricSpec, QuantityName, Statement, Verdict
+from gpuscale.records.cause import (
+    LINKS,
+    Cause,
+    CauseKind,
+    DeviceSymptom,
+    PhaseChange,
+    PortSymptom,
+    Remedy,
+)
+from gpuscale.records.environment import gpu_places
+from gpuscale.records.environment_diff import environment_changes, new_values
 from gpuscale.records.verdict import SLOWDOWNS
 
 _ENOUGH_RUNS = 3
@@ -31,7 +37,7 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
     point, ports = row.point, tuple[PortSymptom, ...]()
     if point.nodes > 1:
-        ports = tuple(port_symptoms(nodes_of(point.runs_before), nodes_of(point.runs_after)))
+        ports = tuple(port_symptoms(*point.evidence_of_nodes))
     kind = CauseKind.FABRIC if ports else CauseKind.COMMUNICATION
     kind = min((symptom.kind for symptom in links), key=LINKS.index, default=kind)
     hosts = tuple(dict.fromkeys(port.host for port in ports))
@@ -40,7 +46,7 @@ def communication(row: RowEvidence, change: PartChange) -> Cause:
         kind=kind,
         code="communication",
         includes=demands.paused if demands else None,
-        evidence=(*links, *ports, *_connection_changes(row)),
+        evidence=(*links, *ports, *row.point.connection_changes),
         remedy=Remedy("ports", hosts) if kind is CauseKind.FABRIC else _look_at_links(row),
     )
 
@@ -65,12 +71,12 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
-    phases = _phases_of(row.point)
+    phases = row.point.computing_phases
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
     phase, is_uneven = (None, False) if clocks or inside else most_slowed_phase(phases, change)
     # What rules out an even slowdown on one number of GPUs holds for the same loss on others.
     is_uneven = is_uneven or any(
-        (phase, True) == most_slowed_phase(_phases_of(point), point.changes[Part.COMPUTING])
+        (phase, True) == most_slowed_phase(point.computing_phases, point.changes[Part.COMPUTING])
         for point in row.points.values()
         if Part.COMPUTING in point.changes and point.changes[Part.COMPUTING].is_longer
     )
@@ -81,14 +87,6 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
         phase=phase,
         evidence=(*phases, *clocks),
         remedy=Remedy("script") if is_uneven else _look_at_devices(row, row.hosts),
-    )
-
-
-def _phases_of(point: PointEvidence) -> tuple[PhaseChange, ...]:
-    return (
-        point.phase("forward", lambda step: step.median.phases.forward_s),
-        point.phase("backward", lambda step: step.median.backward_s),
-        point.phase("optimizer", lambda step: step.median.phases.optimizer_s),
     )
 
 
@@ -108,10 +106,10 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
         if found.hosts:
             remedy = _look_at_devices(row, found.hosts)
     symptoms = tuple(each for each in row.symptoms if each.uuid in found.device_uuids)
-    return replace(found, kind=kind, evidence=symptoms, remedy=remedy)
+    return structs.replace(found, kind=kind, evidence=symptoms, remedy=remedy)
 
 
-def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
+def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
     No other cause is sought for inconclusive rows. With three runs on each side, a row whose
@@ -126,12 +124,7 @@ def straggler_in_all_runs(row: RowEvidence) -> Iterator[Cause]:
         found = stragglers(row, change)
         if found.seen_in == (len(after), len(after)):
             before_s, after_s = change.before_s, change.after_s
-            yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
-
-
-def time_in_no_part(row: RowEvidence, change: PartChange) -> Cause:
-    """Return a cause for lost time that neither slower ranks nor communication explain."""
-    return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
+            yield structs.replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
@@ -181,14 +174,11 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before or not point.after:
         # Recording a new baseline is no remedy: it would contain the loss.
-        hosts = row.hosts or tuple(sorted({where.host or "" for where in point.environments_after}))
         if point.key.configuration.command:
-            remedy = Remedy("command_or_hosts", hosts)
-            lacks = is_gpu(point.key.configuration.device) and not row.has_counters
-            yield _open("no_counters_of_commands" if lacks else "no_phases_of_commands", remedy)
+            yield _open("no_phases_of_commands", Remedy("command_or_hosts", row.hosts))
         else:
             of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-            remedy = _look_at_links(row) if of_speedup else _look_at_devices(row, hosts)
+            remedy = _look_at_links(row) if of_speedup else _look_at_devices(row, row.hosts)
             yield _open("no_phases", remedy)
     else:
         parts = [
@@ -200,26 +190,14 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield one cause, possible but unproven: the differences between the environments."""
-    before, after = row.point.environments_before, row.point.environments_after
-    sides = (
-        {rank.host for step in steps for rank in step.ranks}
-        or {where.host for where in environments if where.host is not None}
-        for steps, environments in ((row.point.before, before), (row.point.after, after))
-    )
-    hosts = new_values("host", *map(sorted, sides))
-    nodes = nodes_of(row.point.runs_before), nodes_of(row.point.runs_after)
+    point = row.point
+    environments = point.environments_before, point.environments_after
     # If the parts of a step are unknown, as for commands, communication may have taken longer.
-    connections = () if row.point.changes else _connection_changes(row)
-    found = (*environment_changes(before, after, *nodes), *hosts, *connections)
-    if found:
+    connections = () if point.changes else point.connection_changes
+    changes = environment_changes(*environments, *point.evidence_of_nodes)
+    if found := (*changes, *new_values("host", *map(sorted, point.hosts)), *connections):
         kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
         yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
-
-
-def _connection_changes(row: RowEvidence) -> Iterator[EnvironmentChange]:
-    """Yield differences between the connections that NCCL or RCCL logged on both sides."""
-    sides = nodes_of(row.point.runs_before), nodes_of(row.point.runs_after)
-    return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
 
 def _look_at_links(row: RowEvidence) -> Remedy:
@@ -240,11 +218,6 @@ def _look_at_loaders(row: RowEvidence) -> Remedy:
     return Remedy("loaders" if data == "loader" else "cpu_load")
 
 
-def published_figures() -> Cause:
-    """Return the cause "not established": published figures have no phases to compare with."""
-    return _open("published_figures", Remedy("record_own"))
-
-
 def _open(code: str, remedy: Remedy, evidence: Sequence[MetricSpec | PhaseChange] = ()) -> Cause:
     return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
 
@@ -254,7 +227,8 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {
     Part.DATA: data,
     Part.COMPUTING: computing,
     Part.SKEW: stragglers,
-    Part.REST: time_in_no_part,
+    # Neither slower ranks nor communication explain this time.
+    Part.REST: lambda row, _: _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts)),
 }
 """Functions that find the cause of time lost in each part of a step."""
 
@@ -269,7 +243,7 @@ def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     changes = row.point.changes
     standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
-        yield replace(
+        yield structs.replace(
             OF_PARTS[change.part](row, change),
             share=change.share,
             lost_s=change.lost_s,
@@ -279,7 +253,9 @@ def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         )
 
 
-CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = (
+Finder = Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]]
+
+CAUSES: tuple[Finder, ...] = (
     lost_parts,
     clocks_without_phases,
     device_faults,
@@ -287,3 +263,38 @@ CAUSES: tuple[Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]], ...] = 
     environment,
 )
 """Functions that find causes of losses, in reporting order; each receives the causes so far."""
+
+
+def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
+    """Add the causes of losses, and of stragglers in inconclusive rows, to a comparison."""
+    suspects = [entry for entry in comparison.entries if _finders(entry.verdict)]
+    points = points_of(sides, {entry.configuration for entry in suspects})
+
+    def causes_of(entry: EntryVerdict) -> tuple[Cause, ...]:
+        of_configuration = points.get(entry.configuration, {})
+        if entry.key.gpus not in of_configuration:
+            figures = _open("published_figures", Remedy("record_own"))
+            return (figures,) if entry.verdict.is_loss else ()
+        row = RowEvidence(entry=entry, points=of_configuration)
+        named: tuple[Cause, ...] = ()
+        for find in _finders(entry.verdict):
+            named += tuple(find(row, named))
+        probes = sides.before.probes, sides.after.probes
+        return tuple(confirmed(row.informed(cause), *probes) for cause in named)
+
+    entries = tuple(replace(entry, causes=causes_of(entry)) for entry in comparison.entries)
+    found = [cause for entry in entries for cause in entry.causes]
+    symptoms = (each for cause in found for each in cause.evidence)
+    uuids = {uuid for cause in found for uuid in cause.device_uuids}
+    uuids |= {each.uuid for each in symptoms if isinstance(each, DeviceSymptom)}
+    places = gpu_places((*sides.before.environments, *sides.after.environments))
+    notes = comparison.notes
+    if shown := {uuid: at for uuid, at in places.items() if uuid in uuids}:
+        notes += (Statement.of("gpu_places", places=shown),)
+    return replace(comparison, entries=entries, notes=notes)
+
+
+def _finders(verdict: Verdict) -> Sequence[Finder]:
+    if verdict.is_loss:
+        return CAUSES
+    return (straggler_in_all_runs,) if verdict is Verdict.INCONCLUSIVE else ()

@@ -14,7 +14,17 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Cause, Configuration, EntryVerdict, Environment, PointKey, Probe, Run
+from gpuscale.records import (
+    Cause,
+    Configuration,
+    EntryVerdict,
+    Environment,
+    EnvironmentChange,
+    NodeEvidence,
+    PointKey,
+    Probe,
+    Run,
+)
 from gpuscale.records.baseline import THROUGHPUT
 from gpuscale.records.cause import (
     CauseKind,
@@ -24,8 +34,9 @@ from gpuscale.records.cause import (
     PhaseChange,
     ProbeChange,
 )
-from gpuscale.records.environment_diff import script_changes
+from gpuscale.records.environment_diff import node_changes, script_changes
 from gpuscale.records.probes import probes_for
+from gpuscale.records.run import nodes_of
 
 _AS_LARGE = 0.25
 """A loss on another number of GPUs counts if it is at least this fraction of the row's loss."""
@@ -65,6 +76,37 @@ class PointEvidence:
         )
         return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
+    @property
+    def computing_phases(self) -> tuple[PhaseChange, ...]:
+        """Changes of the phases in which the median rank computes."""
+        return (
+            self.phase("forward", lambda step: step.median.phases.forward_s),
+            self.phase("backward", lambda step: step.median.backward_s),
+            self.phase("optimizer", lambda step: step.median.phases.optimizer_s),
+        )
+
+    @property
+    def hosts(self) -> tuple[set[str], set[str]]:
+        """Hosts on each side: those of the ranks or, if unknown, of the environments."""
+        then = _hosts_of(self.before, self.environments_before)
+        return then, _hosts_of(self.after, self.environments_after)
+
+    @property
+    def evidence_of_nodes(self) -> tuple[list[NodeEvidence], list[NodeEvidence]]:
+        """Evidence collected on the nodes of each side."""
+        return nodes_of(self.runs_before), nodes_of(self.runs_after)
+
+    @property
+    def connection_changes(self) -> Iterator[EnvironmentChange]:
+        """Differences between the connections that NCCL or RCCL logged on both sides."""
+        sides = self.evidence_of_nodes
+        return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
+
+
+def _hosts_of(steps: Sequence[Step], environments: Sequence[Environment]) -> set[str]:
+    hosts = {rank.host for step in steps for rank in step.ranks}
+    return hosts or {where.host for where in environments if where.host is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowEvidence:
@@ -87,15 +129,9 @@ class RowEvidence:
         return symptoms_of(self.point.runs_before, self.point.runs_after, hosts)
 
     @property
-    def has_counters(self) -> bool:
-        """True if the counters of the devices were sampled on both sides."""
-        sides = self.point.runs_before, self.point.runs_after
-        return all(any(s.samples for run in side for s in run.gpu_summaries) for side in sides)
-
-    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts used in the results."""
-        return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
+        return tuple(sorted(self.point.hosts[1]))
 
     @property
     def is_idle(self) -> bool:
@@ -123,10 +159,10 @@ class RowEvidence:
 
 def points_of(
     sides: Sides, configurations: Collection[Configuration | None]
-) -> Mapping[Configuration, Mapping[int, PointEvidence]]:
+) -> Mapping[Configuration | None, Mapping[int, PointEvidence]]:
     """Collect the evidence on these configurations, for each number of GPUs in the baseline."""
     tolerances = sides.baseline.tolerances
-    found: dict[Configuration, dict[int, PointEvidence]] = {}
+    found: dict[Configuration | None, dict[int, PointEvidence]] = {}
     for key, then in sides.before.by_point.items():
         if key.configuration not in configurations:
             continue
