@@ -28,19 +28,14 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
 from statements import known
-from test_over_nights import made_nights, moved, night_of, write_nights
+from test_over_nights import made_nights, moved, night_of
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.cli import main
-from gpuscale.judge.compare import judged_nights
 from gpuscale.records import Configuration, Run
-from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
-from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.reports.phrases import percent_text
-from gpuscale.store.results import read_results
 
 
 def measured(
@@ -368,29 +363,6 @@ def test_a_night_beyond_the_axis_has_an_arrow_with_its_distance_from_its_level()
     assert "bold: " not in notes_below(outlying)
     usual = drawn("history", Measurements(history=history_of(nights[:4])))
     assert "arrows" not in notes_below(usual)
-
-
-def test_a_picture_marks_a_regressed_night_and_draws_no_level_through_it(tmp_path: Path) -> None:
-    paths = write_nights(tmp_path, 6, lambda night: 3.0 if night == 5 else 1.0, runs=3)
-    picture = tmp_path / "h.svg"
-    assert main(["plot", str(tmp_path), "--figure", "history", "-o", str(picture)]) == 0
-    assert ">REGRESSED<" in picture.read_text()
-    assert main(["plot", *map(str, paths[:5]), "--figure", "history", "-o", str(picture)]) == 0
-    assert "REGRESSED" not in picture.read_text()
-    history, last = history_of(map(read_results, paths)), read_results(paths[-1])
-    rows = [(last.allocation, row.point.configuration, row.point.gpus) for row in history.rows]
-    both = drawn("history", Measurements(history=history, regressed=rows[:1])).figure.axes
-    for axes, marked in zip(both, (True, False), strict=True):
-        lines = {str(line.get_label()): at_of(line) for line in axes.lines}
-        assert ("REGRESSED" in lines) == marked
-        assert lines["level"][-1, 0] == (4 if marked else 5)
-    assert both[0].lines[-1].get_label() == "REGRESSED"
-    nights = made_nights(9, lambda night: 1.0 if night < 6 else 1.15)
-    regressed = regressed_rows(judged_nights(nights, ALL_ROWS))
-    lasting = drawn("history", Measurements(history=history_of(nights), regressed=regressed))
-    for axes in lasting.figure.axes:
-        (marks,) = (line for line in axes.lines if line.get_label() == "REGRESSED")
-        assert at_of(marks)[:, 0].tolist() == [6, 7, 8]
 
 
 def test_nights_of_one_date_are_told_apart_by_their_times() -> None:

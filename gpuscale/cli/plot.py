@@ -10,12 +10,10 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
 from gpuscale.cli.nights import default_folder, read_nights
-from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
-from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
 from gpuscale.store.files import read_any, write_report
 from gpuscale.store.results import RESULTS_FOLDER, read_results
@@ -50,10 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--figure history: nights need no --baseline; leave it out")
         nights = read_nights(paths or [default_folder()])
         choice = inputs.choice_of(arguments, nights)
-        history = history_of(nights, choice)
-        measurements = Measurements(
-            history=history, regressed=regressed_rows(judged_nights(nights, choice))
-        )
+        measurements = Measurements(history=history_of(nights, choice))
     else:
         paths = paths or [inputs.newest_input()]
         measurements = _measurements(paths, before, arguments)

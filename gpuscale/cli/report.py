@@ -17,7 +17,6 @@ from gpuscale.cli.compare import (
 )
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.cli.nights import read_nights
-from gpuscale.judge.compare import judged_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.reports.page import Subject
@@ -84,7 +83,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     subject = Subject(
         results=[inputs.selected(file, choice) for file in results],
         history=history,
-        judged_nights=[*judged_nights(nights, choice)] if history and before is None else (),
         folder="" if files else ", ".join(visible(str(path)) for path in folders),
     )
     if earlier is not None:

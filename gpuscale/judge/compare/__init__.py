@@ -6,15 +6,12 @@ that a comparison of two sides misses.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.history import History
-from gpuscale.analysis.level_changes import REMEMBERED
-from gpuscale.analysis.nights import environment_at, nights_of
-from gpuscale.base.errors import UsageError
-from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, of_night
+from gpuscale.analysis.nights import environment_at
+from gpuscale.judge.compare.earlier import EarlierNights
 from gpuscale.judge.compare.matching import match, too_few_valid_runs
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
@@ -203,15 +200,3 @@ def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
     names = tuple(folders.get(name, name) for name in note.facts["names"])
     return Statement(note.code, {**note.facts, "names": names})
 
-
-def judged_nights(
-    read: Sequence[Results], choice: Choice
-) -> Iterator[tuple[list[Results], Comparison]]:
-    """Compare each of the last 15 nights with the nights before it, where that is possible."""
-    for night in nights_of(read)[-REMEMBERED:]:
-        results = of_night(read, night.allocation)
-        # There may be no night before, or no chosen row.
-        with suppress(UsageError):
-            earlier = earlier_nights(read, results)
-            sides = sides_of(earlier.as_baseline("earlier nights"), results)
-            yield results, with_levels(compare_sides(sides, choice), earlier)

@@ -88,12 +88,7 @@ def last_night(read: Sequence[Results]) -> list[Results]:
     nights = nights_of(read)
     if not nights:
         raise UsageError("the results hold no valid run")
-    return of_night(read, nights[-1].allocation)
-
-
-def of_night(read: Sequence[Results], allocation: str) -> list[Results]:
-    """Return the results of the nightly run with this allocation."""
-    return _chosen(read, lambda _, its: its == allocation)
+    return _chosen(read, lambda _, allocation: allocation == nights[-1].allocation)
 
 
 def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:

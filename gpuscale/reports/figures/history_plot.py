@@ -13,14 +13,13 @@ from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
-from gpuscale.records import Comparison, Estimate, PointKey, Results, Scaling, Verdict
+from gpuscale.records import Estimate, PointKey, Scaling
 from gpuscale.records.environment_diff import environment_text
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,
     INK,
     STYLES,
     SURFACE,
-    JudgedRow,
     Measurements,
     Picture,
     distinct_names,
@@ -42,7 +41,7 @@ _NOTES = (
     _BARS := "bars: 95 % intervals over the runs of a night",
     _CUT := "bars that reach an end of the axis go on beyond it",
 )
-_COLOR, _LEVEL_COLOR, _LOSS_COLOR = STYLES["ddp"][0], STYLES["dp"][0], "#b30000"
+_COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
 """Size of the nights' names in points, and width of a character as a share of all nights."""
 
@@ -63,13 +62,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
     with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
-            regressed = [
-                index
-                for index in row.nights
-                if (history.nights[index].allocation, row.point.configuration, row.point.gpus)
-                in measurements.regressed
-            ]
-            said |= _draw(axes, row, rates, regressed)
+            said |= _draw(axes, row, rates)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
@@ -85,20 +78,6 @@ def history_picture(measurements: Measurements) -> Picture | None:
         labels = [_tick_label(history.names[index]) for index in named]
         grid[-1][0].set_xticks(named, labels, fontsize=_TICK_PT)
     return picture
-
-
-def regressed_rows(
-    judged: Iterable[tuple[Sequence[Results], Comparison]],
-) -> frozenset[JudgedRow]:
-    """Return the rows that comparisons call regressed, on each night of the judged results."""
-    return frozenset(
-        (result.allocation_of(run), row.configuration, row.key.gpus)
-        for results, comparison in judged
-        for row in comparison.entries
-        if row.verdict is Verdict.REGRESSED
-        for result in results
-        for run in result.runs
-    )
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
@@ -130,12 +109,7 @@ def _notes(history: History) -> Iterator[str]:
         yield busy
 
 
-def _draw(
-    axes: Axes,
-    row: RowHistory,
-    rates: Sequence[Mapping[PointKey, Estimate]],
-    regressed: Sequence[int],
-) -> set[str]:
+def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> set[str]:
     """Draw a row's nightly throughput, and a line at each level.
 
     The line is at the means that the changes are computed from. The level of more than 15 nights
@@ -149,12 +123,9 @@ def _draw(
     for level in _levels(row):
         level_rates |= level
         if not (row.is_unclear and row.nights[-1] in level):
-            # A night that regressed is on no level yet, unless the level itself is the loss.
-            is_apart = row.stands_out or row.recent_loss is None
-            on_level = [at for at in level if not (is_apart and at in regressed)] or [*level]
-            ends, label = [on_level[0], on_level[-1]], "level"
+            ends = [min(level), max(level)]
             values = [level[at] for at in ends]
-            axes.plot(ends, values, color=_LEVEL_COLOR, linewidth=1.6, label=label)
+            axes.plot(ends, values, color=_LEVEL_COLOR, linewidth=1.6, label="level")
     # With one distant night on the axis, all levels would look like one line.
     usual = [index for index in row.nights if index not in row.outlying]
     low, high = _axis_ends([nights[index] for index in usual or nights])
@@ -165,10 +136,9 @@ def _draw(
     ]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
-    for label, (color, face, marker, size), indices in (
-        ("night", (_COLOR, _COLOR, "o", 3.5), [at for at in usual if at not in regressed]),
-        ("outlying night", (_COLOR, SURFACE, "o", 3.5), [*{*row.outlying}.difference(regressed)]),
-        ("REGRESSED", (_LOSS_COLOR, _LOSS_COLOR, "X", 6), regressed),
+    for label, face, indices in (
+        ("night", _COLOR, usual),
+        ("outlying night", SURFACE, row.outlying),
     ):
         # A line without points would extend to the figure's corner and narrow the rest.
         if indices:
@@ -177,9 +147,9 @@ def _draw(
                 [min(max(nights[index].value, low), high) for index in indices],
                 clip_on=False,
                 linestyle="none",
-                marker=marker,
-                markersize=size,
-                color=color,
+                marker="o",
+                markersize=3.5,
+                color=_COLOR,
                 markerfacecolor=face,
                 label=label,
             )

@@ -5,7 +5,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,6 @@ STYLES: Mapping[str, Style] = {
     "mp": ("#56b4e9", "P", (0, (1, 1))),
 }
 """Colour (from Okabe and Ito's palette), marker and line style of each strategy in all figures."""
-JudgedRow = tuple[str, Configuration | None, int]
-"""Allocation, configuration and number of GPUs of a judged row."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page in a paper, in inches."""
@@ -81,8 +79,6 @@ class Measurements:
     earlier: Sequence[Run] = ()
     """Runs of the results given as a baseline, with the windows that a baseline file lacks."""
     history: History | None = None
-    regressed: Collection[JudgedRow] = ()
-    """Rows that a comparison calls regressed, and on which night; marked in the history."""
     injections: Sequence[str] = ()
     """Injected faults, named in each picture so that it never passes for a real result."""
     origins: Sequence[str] = ()

@@ -12,7 +12,7 @@ from gpuscale import __version__
 from gpuscale.analysis.history import History
 from gpuscale.analysis.nights import began
 from gpuscale.base.errors import ExitCode, FileError, require_packages
-from gpuscale.records import Baseline, Comparison, Results, Run, Verdict
+from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item
@@ -43,8 +43,6 @@ class Subject:
     view: View | None = None
     """Comparison of the results with the baseline."""
     history: History | None = None
-    judged_nights: Sequence[tuple[Sequence[Results], Comparison]] = ()
-    """The last nights of the history, each with its comparison with the nights before it."""
     folder: str = ""
     """Folder of nightly results if the page shows the newest of them; otherwise empty."""
 

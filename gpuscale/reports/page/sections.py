@@ -65,7 +65,7 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
     measured = sum(point.valid_runs > 0 for point in points)
     if measured < len(points):
         rows = f"{measured} of {rows}, since no run of the others is valid"
-    judging = "; --history judges the last night" if subject.judged_nights else ""
+    judging = "; --history judges the last night" if subject.history else ""
     facts = {
         "MEASURED": f"{rows}; no baseline was given, so nothing is judged{judging}",
         "beware": phrases.busy_text(subject.runs),

@@ -10,7 +10,6 @@ from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell
 from gpuscale.reports.figures import FIGURES
-from gpuscale.reports.figures.history_plot import regressed_rows
 from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.page import Section, Subject, Table, without_unknown
 from gpuscale.reports.show.step_parts import (
@@ -61,13 +60,11 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     places = {case: place for place, case in enumerate(cases)}
     # A figure has room for the first few cases only.
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
-    tonight = [(subject.results, subject.view.comparison)] if subject.view else []
     drawn = Measurements(
         runs=runs,
         baseline=subject.baseline,
         earlier=subject.earlier,
         history=subject.history,
-        regressed=regressed_rows([*subject.judged_nights, *tonight]),
     )
     made = (FIGURES[name](drawn) for name in names)
     return [svg_of(picture) for picture in made if picture is not None]
