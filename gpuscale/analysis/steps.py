@@ -174,10 +174,8 @@ def _phases_s(step: Step) -> Mapping[str, float | None]:
 class EfficiencyBudget:
     """The efficiency that a configuration loses on n GPUs, divided into parts (fractions of T(n)).
 
-    E(n) = 1 - communication - data - skew - rest: T(n) exceeds the ideal step time by these parts,
-    and E(n) is the ideal step time over T(n). The stages of a pipeline do different work, so its
-    parts are means over all stages: E(n) = 1 - micro-batching - bubble - imbalance - data -
-    optimizer - rest. A negative part is a gain, such as a shorter wait for data on more ranks.
+    E(n) is the ideal step time over T(n), which exceeds it by the parts and the rest. A negative
+    part is a gain, such as a shorter wait for data on more ranks.
     """
 
     key: EntryKey
@@ -186,12 +184,12 @@ class EfficiencyBudget:
     parts: Mapping[str, float]
     """Measured parts by name, as fractions of T(n).
 
-    `communication` is the exposed communication, minus the time that a single rank needs to handle
-    its gradients. `data` is the time spent waiting for and copying batches beyond that of an ideal
-    step; in a pipeline, the mean over the stages. `skew` is the lag of the slowest rank. A pipeline
-    has, besides `data`: `micro-batching`, the cost of dividing a batch, as measured on one GPU;
-    `bubble`, the wait of the slowest stage; `imbalance`, how much longer the slowest stage takes
-    than the mean stage; and `optimizer`, the optimizer time beyond that of an ideal step."""
+    `communication` is exposed, minus the time that a single rank needs to handle its gradients.
+    `data` is the time spent waiting for and copying batches beyond that of an ideal step. `skew` is
+    the lag of the slowest rank. A pipeline, whose stages do different work, has means over all
+    stages: `data`, `micro-batching` (the cost of dividing a batch, as measured on one GPU),
+    `bubble` (the wait of the slowest stage), `imbalance` (how much longer it takes than the mean
+    stage) and `optimizer` (beyond that of an ideal step)."""
     rest: float
     """Lost efficiency that the measured parts do not account for."""
     absent: tuple[str, ...] = ()

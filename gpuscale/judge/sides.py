@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -21,7 +22,6 @@ from gpuscale.records import (
     PointKey,
     Probe,
     Results,
-    Run,
     ScalingPoint,
     Statement,
 )
@@ -49,20 +49,27 @@ _VENDOR = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Side:
     """The runs of one side of a comparison, by entry."""
 
     entries: Sequence[Entry]
-    by_row: Mapping[EntryKey, Sequence[Entry]]
-    by_point: Mapping[PointKey, Entry]
-    """Entries with at least one valid run."""
     environments: Sequence[Environment]
     """All environments: one for each results file, or for each allocation of a baseline."""
     by_allocation: Mapping[str, Environment]
     written_at: str | None
     """Creation time of the first file (ISO 8601); reports use its UTC offset. None if unknown."""
     probes: Sequence[Probe] = ()
+
+    @cached_property
+    def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
+        """The entries of each row."""
+        return by_key((entry.point.key, entry) for entry in self.entries)
+
+    @cached_property
+    def by_point(self) -> Mapping[PointKey, Entry]:
+        """Entries with at least one valid run."""
+        return {entry.key: entry for entry in self.entries if entry.logs}
 
     @property
     def nodes(self) -> list[NodeEvidence]:
@@ -133,38 +140,26 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 
 def side_of_baseline(baseline: Baseline) -> Side:
     """Build one side from the measured runs of a baseline."""
-    known = baseline.environments
-    placed = [(run, run.allocation or baseline.name) for run in baseline.runs]
-    return _side(placed, [*known.values()], known, baseline.recorded_at, baseline.probes)
+    allocations = [run.allocation or baseline.name for run in baseline.runs]
+    return Side(
+        entries=grouped(baseline.runs, allocations),
+        environments=[*baseline.environments.values()],
+        by_allocation=baseline.environments,
+        written_at=baseline.recorded_at,
+        probes=baseline.probes,
+    )
 
 
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
-    pairs = [(result, run) for result in results for run in result.runs]
-    placed = [(run, result.allocation_of(run)) for result, run in pairs]
-    environments = [result.environment for result in results]
-    by_allocation = {result.allocation_of(run): result.environment for result, run in pairs}
-    written_at = results[0].created_at if results else None
-    probes = [probe for result in results for probe in result.probes]
-    return _side(placed, environments, by_allocation, written_at, probes)
-
-
-def _side(
-    placed: Sequence[tuple[Run, str]],
-    environments: Sequence[Environment],
-    by_allocation: Mapping[str, Environment],
-    written_at: str | None,
-    probes: Sequence[Probe],
-) -> Side:
-    entries = grouped([run for run, _ in placed], [name for _, name in placed])
+    placed = [(result, run) for result in results for run in result.runs]
+    allocations = [result.allocation_of(run) for result, run in placed]
     return Side(
-        entries=entries,
-        by_row=by_key((entry.point.key, entry) for entry in entries),
-        by_point={entry.key: entry for entry in entries if entry.logs},
-        environments=environments,
-        by_allocation=by_allocation,
-        written_at=written_at,
-        probes=probes,
+        entries=grouped([run for _, run in placed], allocations),
+        environments=[result.environment for result in results],
+        by_allocation={result.allocation_of(run): result.environment for result, run in placed},
+        written_at=results[0].created_at if results else None,
+        probes=[probe for result in results for probe in result.probes],
     )
 
 
