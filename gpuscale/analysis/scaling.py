@@ -263,6 +263,4 @@ def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | N
     """Return a note if an efficiency is above 1.1, a sign of a unit error or noise; else None."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
-    is_noise = efficiency.low is not None and efficiency.low <= 1
-    code = "noisy_efficiency" if is_noise else "unit_error"
-    return Statement.of(code, row=key, value=efficiency.value)
+    return Statement.of("unit_error", row=key, value=efficiency.value)

@@ -58,7 +58,6 @@ class Facts(TypedDict, total=False):
     value: float
     # Counts.
     all_made: int
-    among: int
     busy: int
     enough: int
     failed: int
@@ -71,7 +70,6 @@ class Facts(TypedDict, total=False):
     ranks: int
     run: int
     runs: int
-    selected: int
     sessions: int
     too_few: int
     valid: int

@@ -213,10 +213,7 @@ WORDS: Mapping[str, Words] = {
         caution_is_first=True,
     ),
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
-    "rows_selected": Words(
-        "selected: {selected} of {among} rows that both sides have; verdicts are corrected for "
-        "these alone"
-    ),
+    "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
         "for inconclusive rows the baseline has fewer than {enough} allocations (nights or jobs), "
@@ -267,13 +264,9 @@ WORDS: Mapping[str, Words] = {
         "gpuscale cannot check that the ranks of a command train one model together: {cases}"
     ),
     "unit_error": Words(
-        "{row}: an efficiency of {value} is hardly possible: if the host was busy, measure again "
-        "once it is idle; if not, it is a unit error until proven otherwise, so check that the "
-        "batch of each, threads and step time mean the same as on 1 {device}"
-    ),
-    "noisy_efficiency": Words(
-        "{row}: an efficiency of {value} is hardly possible, and the runs differ too much to tell "
-        f"the true one; {ONCE_IDLE}"
+        "{row}: an efficiency of {value} is hardly possible: if the host was busy or runs differ "
+        "much, measure again once it is idle; if not, it is a unit error until proven otherwise, "
+        "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
         "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ; "

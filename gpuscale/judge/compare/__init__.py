@@ -49,16 +49,10 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
     rates = ErrorRates(significance=sides.baseline.tolerances.significance)
     judgements = assess(sides, choice, rates)
     choice.validate(sides.keys)
-    rows = [judgement.row for judgement in judgements]
     comparison = comparison_of(sides, judgements)
-    selected, among = (
-        sum(row.obstacle is None and row.before is not None for row in found)
-        for found in (rows, match(sides, ALL_ROWS.rows_of(sides.keys)))
-    )
-    if not 0 < selected < among:
+    if choice == ALL_ROWS or not judgements:
         return comparison
-    note = Statement.of("rows_selected", selected=selected, among=among)
-    return replace(comparison, notes=(*comparison.notes, note))
+    return replace(comparison, notes=(*comparison.notes, Statement.of("rows_selected")))
 
 
 def comparison_of(sides: Sides, judgements: Sequence[Judgement]) -> Comparison:
