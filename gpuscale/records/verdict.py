@@ -70,7 +70,6 @@ class Facts(TypedDict, total=False):
     ranks: int
     run: int
     runs: int
-    sessions: int
     too_few: int
     valid: int
     on_1: bool

@@ -269,8 +269,8 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "gains rest on {sessions} before and {now} now, too few to tell how much sessions differ; "
-        "measure both in turn, in more sessions, to be sure",
+        "gains rest on a baseline of fewer than {enough} sessions, too few to tell how much these "
+        "differ; measure both in turn, in more sessions, to be sure",
         caution="",
     ),
     "slow_node": Words(
@@ -394,7 +394,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
     ),
-    "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""

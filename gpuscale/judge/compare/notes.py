@@ -27,12 +27,11 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
     baseline, after = sides.baseline, sides.after
     rows = [judgement.row for judgement in judgements]
     pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
-    few_sessions = [*_few_sessions(judgements)]
     units = several_units(e.key.configuration for e in (*sides.before.entries, *after.entries))
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *(() if few_sessions else _allocations(judgements)),
+        *_few_allocations(judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -41,7 +40,6 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_failed_runs(rows),
         *_busy_hosts(rows),
         *_unlikely_numbers(judgements),
-        *few_sessions,
     )
 
 
@@ -73,15 +71,17 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note if a declared deviation widens the intervals of open rows."""
-    open_rows = (
-        judgement.row.before
-        for judgement in judgements
-        if judgement.entry.verdict is Verdict.INCONCLUSIVE
-        if judgement.row.before and judgement.entry.change and judgement.entry.change.has_interval
+def _few_allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
+    """Yield a note if gains or open rows rest on too few allocations to show how these differ."""
+    counts = by_key(
+        (each.entry.verdict, len(each.row.before.runs))
+        for each in judgements
+        if each.row.before and each.entry.change and each.entry.change.has_interval
     )
-    if any(0 < len(before.runs) < MINIMUM_ALLOCATIONS for before in open_rows):
+    gains, doubts = counts.get(Verdict.IMPROVED, []), counts.get(Verdict.INCONCLUSIVE, [])
+    if gains and max(gains) < MINIMUM_ALLOCATIONS:
+        yield Statement.of("few_sessions", enough=MINIMUM_ALLOCATIONS)
+    elif any(0 < count < MINIMUM_ALLOCATIONS for count in doubts):
         yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
 
 
@@ -227,13 +227,3 @@ def _unlikely_numbers(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     if found:
         _, factor, key = max(found)
         yield Statement.of("unlikely_change", row=key, factor=factor, others=len(found) - 1)
-
-
-def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note if too few sessions were measured to tell a gain from variation between them."""
-    if any(judgement.entry.verdict is Verdict.IMPROVED for judgement in judgements):
-        rows = (judgement.row for judgement in judgements)
-        sides = ((row.before, row.after) for row in rows if row.before and row.after)
-        before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
-        if before < MINIMUM_ALLOCATIONS:
-            yield Statement.of("few_sessions", sessions=before, now=now)
