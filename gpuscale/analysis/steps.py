@@ -131,11 +131,6 @@ class TypicalStep:
     data_wait: float
     """Fraction of the step for which the longest-waiting rank waits for data, mean over runs."""
 
-    @property
-    def total_s(self) -> float:
-        """Sum of all phases, in seconds."""
-        return sum(time_s or 0.0 for time_s in self.phases_s.values())
-
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
     """Return the average step of each point with measured phases, by configuration, then GPUs."""

@@ -1,7 +1,7 @@
 """Create baselines from measured runs, and update them with approved later runs."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -74,19 +74,8 @@ def baseline_from_results(
             f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
             f"{'; '.join(short)}; {HOW_TO_MEASURE_MORE}"
         )
-    for entry, runs in entries.items():
-        _validate_workload(entry, runs, entries)
     taken = tuple(run for runs in entries.values() for run in runs)
-    return Baseline(
-        name=name,
-        cluster=cluster,
-        hardware=hardware,
-        runs=taken,
-        environments=_environments(results, taken),
-        recorded_at=max((each.created_at for each in results), key=datetime.fromisoformat),
-        gpuscale_version=", ".join(dict.fromkeys(each.gpuscale_version for each in results)),
-        probes=tuple(probe for result in results for probe in result.probes),
-    )
+    return _with_runs(Baseline(name=name, cluster=cluster, hardware=hardware), taken, results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +123,6 @@ def proposals(
     for entry in (entry for entry in {**known, **entries} if entry in entries):
         old = tuple(known.get(entry, ()))
         new = (*(old if add else ()), *entries[entry])
-        _validate_workload(entry, new, entries)
         if _identities(old) != _identities(new):
             label = _entry_label(entry, {**entries, **known})
             short = f"has {counted(len(new), 'valid run')}, and an entry needs {MINIMUM_RUNS}"
@@ -163,6 +151,12 @@ def revised(
     )
     added = tuple(change.label for change in changes if not change.old)
     change = BaselineChange(at=at, reason=reason, by=by, replaced=replaced, added=added)
+    changed = _with_runs(baseline, runs, results)
+    return replace(changed, history=(*baseline.history, change))
+
+
+def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Results]) -> Baseline:
+    """Return the baseline with other runs, and with what the results say of those from them."""
     used = {run.allocation for run in runs}
     left = {name: where for name, where in baseline.environments.items() if name in used}
     known = (baseline.gpuscale_version or "").split(", ")
@@ -176,7 +170,6 @@ def revised(
         environments={**left, **_environments(results, runs)},
         gpuscale_version=", ".join(filter(None, versions)),
         recorded_at=max(moments, key=datetime.fromisoformat),
-        history=(*baseline.history, change),
     )
 
 
@@ -199,15 +192,6 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
         for run in result.runs
         if run.is_valid
     ]
-
-
-def _validate_workload(entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]) -> None:
-    workloads = {f"batch {run.batch_per_gpu} of shape {run.sample_shape}": run for run in runs}
-    if len(workloads) > 1:
-        raise UsageError(
-            f"{_entry_label(entry, entries)} was measured with different samples "
-            f"({', '.join(workloads)}); make one baseline for each"
-        )
 
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:

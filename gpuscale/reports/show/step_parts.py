@@ -165,7 +165,8 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
             if time_s is not None:
                 share = format_percent(time_s / step.time_s)
                 row[name] = Cell(phrases.amount_text(time_s, "s"), share)
-        rows.append({**row, "sum": Cell(format_percent(step.total_s / step.time_s))})
+        total_s = sum(filter(None, step.phases_s.values()))
+        rows.append({**row, "sum": Cell(format_percent(total_s / step.time_s))})
     return named_on((point.configuration.device for point in steps), rows)
 
 
