@@ -148,7 +148,11 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
     shell.write("half", replace(halved, runs=tuple(half)))
     shell.write("other", replace(halved, environment=environment("NVIDIA A100-SXM4")))
     shell.write("faulty", replace(halved, injections=("data=5ms",)))
-    for name, why in (("half", "another batch or sample shape"), ("other", "A100"), ("faulty", "on purpose")):
+    for name, why in (
+        ("half", "not the same measurement"),
+        ("other", "A100"),
+        ("faulty", "on purpose"),
+    ):
         assert why in refusal(*added(name))
     assert path.read_bytes() == before
     answer = shell(*added("new"))

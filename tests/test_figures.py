@@ -32,10 +32,12 @@ from test_over_nights import made_nights, moved, night_of
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
+from gpuscale.cli import main
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.reports.phrases import percent_text
+from gpuscale.store.results import read_results
 
 
 def measured(

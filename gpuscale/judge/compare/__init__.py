@@ -193,4 +193,3 @@ def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
         return note
     names = tuple(folders.get(name, name) for name in note.facts["names"])
     return Statement(note.code, {**note.facts, "names": names})
-

@@ -78,10 +78,9 @@ def _few_allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
         for each in judgements
         if each.row.before and each.entry.change and each.entry.change.has_interval
     )
-    gains, doubts = counts.get(Verdict.IMPROVED, []), counts.get(Verdict.INCONCLUSIVE, [])
-    if gains and max(gains) < MINIMUM_ALLOCATIONS:
+    if Verdict.IMPROVED in counts and max(map(max, counts.values())) < MINIMUM_ALLOCATIONS:
         yield Statement.of("few_sessions", enough=MINIMUM_ALLOCATIONS)
-    elif any(0 < count < MINIMUM_ALLOCATIONS for count in doubts):
+    elif any(0 < count < MINIMUM_ALLOCATIONS for count in counts.get(Verdict.INCONCLUSIVE, ())):
         yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
 
 
