@@ -7,7 +7,7 @@ import time
 import torch
 
 from bench_cases.test_resnet50 import Resnet50
-from gpuscale.measure.worker.precision import set_fp32_mode
+from gpuscale.measure.worker.training import set_fp32_mode
 
 BARE_SECONDS = 5.0
 

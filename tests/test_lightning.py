@@ -18,12 +18,13 @@ from torch.utils.data import Dataset
 
 from gpuscale import TrainingCase
 from gpuscale.measure.worker.data import LoadedBatches
+from gpuscale.measure.worker.entry import parameter_digest
 from gpuscale.measure.worker.loop import timed_window
 from gpuscale.measure.worker.strategies.data_parallel import (
     DistributedDataParallelStrategy,
     ProcessGroupStrategy,
 )
-from gpuscale.measure.worker.training import Training, parameter_digest
+from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import skip_reason

@@ -21,8 +21,9 @@ from ci.overhead import Overhead, OverheadRun, Pair, RankTimes, bare_loop, judge
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.host import python_environment
 from gpuscale.measure.worker.data import training_batches
+from gpuscale.measure.worker.entry import parameter_digest
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
-from gpuscale.measure.worker.training import Training, parameter_digest
+from gpuscale.measure.worker.training import Training
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.request import TIMING_PLANS
 

@@ -20,8 +20,7 @@ from gpuscale import TrainingCase
 from gpuscale.analysis.steps import efficiency_budgets
 from gpuscale.base.errors import CaseError, InvalidTrainingError, UsageError
 from gpuscale.measure.worker.data import Batches, training_batches
-from gpuscale.measure.worker.strategies.model_parallel import cut, stages_of
-from gpuscale.measure.worker.strategies.pipeline import PipelineStrategy
+from gpuscale.measure.worker.strategies.stages import PipelineStrategy, cut, stages_of
 from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options

@@ -20,14 +20,14 @@ from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.launch import PRELOADED
 from gpuscale.measure.worker import training
 from gpuscale.measure.worker.data import training_batches
-from gpuscale.measure.worker.precision import set_fp32_mode
+from gpuscale.measure.worker.entry import parameter_digest
 from gpuscale.measure.worker.strategies.data_parallel import (
     DataParallelStrategy,
     DistributedDataParallelStrategy,
     ProcessGroupStrategy,
 )
-from gpuscale.measure.worker.strategies.model_parallel import ModelParallelStrategy
-from gpuscale.measure.worker.training import Training, parameter_digest
+from gpuscale.measure.worker.strategies.stages import ModelParallelStrategy
+from gpuscale.measure.worker.training import Training, set_fp32_mode
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 

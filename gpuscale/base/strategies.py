@@ -99,7 +99,7 @@ STRATEGIES: Mapping[str, Demands] = {
         wraps="ddp",
     ),
     "pipeline": Demands(
-        implementation="gpuscale.measure.worker.strategies.pipeline:PipelineStrategy",
+        implementation="gpuscale.measure.worker.strategies.stages:PipelineStrategy",
         ranks_agree=False,
         conflicts={
             "--compile": "stages are not compiled, so T(1) would be and T(n) not",
@@ -110,7 +110,7 @@ STRATEGIES: Mapping[str, Demands] = {
         below_table="T(1) is the whole batch at once, without a pipeline",
     ),
     "mp": Demands(
-        implementation="gpuscale.measure.worker.strategies.model_parallel:ModelParallelStrategy",
+        implementation="gpuscale.measure.worker.strategies.stages:ModelParallelStrategy",
         one_process=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",

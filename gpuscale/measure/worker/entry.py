@@ -1,6 +1,7 @@
 """The entry point of a rank's process: carry out the request for a run."""
 
 import faulthandler
+import hashlib
 import os
 import pkgutil
 import resource
@@ -19,7 +20,7 @@ from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import real_dataset, training_batches
-from gpuscale.measure.worker.training import Strategy, Training, parameter_digest
+from gpuscale.measure.worker.training import Strategy, Training, local_part
 from gpuscale.measure.worker.user_code import (
     line_of_user,
     load_case,
@@ -199,3 +200,15 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
+
+
+def parameter_digest(model: torch.nn.Module) -> str:
+    """Return a SHA-256 digest of the exact parameters; if sharded, only of this rank's shards.
+
+    Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
+    """
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = local_part(parameter).reshape(-1).contiguous().cpu()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -20,8 +20,7 @@ from gpuscale.base.host import cpu_numa_nodes, is_gpu
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.gpus import numa_node_of
-from gpuscale.measure.worker.precision import HALF_TYPES, set_fp32_mode
-from gpuscale.measure.worker.training import cuda_device
+from gpuscale.measure.worker.training import HALF_TYPES, cuda_device, set_fp32_mode
 from gpuscale.records.probes import INSIDE, MATRIX, PAIR, SEND, NodeProbe, NodeProbeRequest, Probe
 
 _BLOCKS, _KEPT = 20, 5

@@ -1,8 +1,7 @@
 """The training of one rank, step by step, and the interface of strategies that parallelise it."""
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -13,12 +12,15 @@ from torch.utils._pytree import tree_leaves
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.worker.data import Batch, Batches, on_device
 from gpuscale.measure.worker.phases import Phase, PhaseClock
-from gpuscale.measure.worker.precision import autocast_for, set_fp32_mode, validate_precision
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.injections import Faults, parse_injection
 
 T = TypeVar("T")
+HALF_TYPES: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NEEDS_HARDWARE = ("tf32", "bf16")
+_FIRST_WITH_TF32 = (8, 0)
+"""Lowest compute capability with hardware support for TF32 and bf16."""
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
@@ -28,6 +30,37 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
     device = torch.device("cuda", devices[position])
     torch.cuda.set_device(device)
     return device
+
+
+def autocast_for(precision: str | None, device_type: str) -> torch.autocast:
+    """Return the autocast context for a forward pass; disabled unless precision is bf16 or fp16."""
+    dtype = HALF_TYPES.get(precision)
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
+
+
+def set_fp32_mode(precision: str | None) -> None:
+    """Enable TF32 if the precision is `tf32`, else disable it, even if the case has enabled it."""
+    # torch 2.9 added newer settings. Those for all backends, or for all of cuDNN, override the
+    # older setting for convolutions.
+    places: Any = torch.backends
+    if hasattr(places.cudnn, "fp32_precision"):
+        for place in (places, places.cudnn, places.mkldnn.conv, places.mkldnn.rnn):
+            place.fp32_precision = "none"
+    # The older setters also update the newer settings, but not vice versa; torch.compile reads
+    # the older ones and fails if they differ.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
+    """Raise CaseError if a device has no hardware support for the precision."""
+    for device in devices if precision in _NEEDS_HARDWARE else ():
+        if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
+            gpu = torch.cuda.get_device_name(device)
+            raise CaseError(
+                f"--precision {precision}: {gpu} has no hardware for it, and would compute in "
+                "fp32 or slowly; choose fp16 or fp32"
+            )
 
 
 class Strategy:
@@ -254,15 +287,3 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a tensor, or a whole unsharded tensor, without copying."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def parameter_digest(model: torch.nn.Module) -> str:
-    """Return a SHA-256 digest of the exact parameters; if sharded, only of this rank's shards.
-
-    Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
-    """
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        flat = local_part(parameter).reshape(-1).contiguous().cpu()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

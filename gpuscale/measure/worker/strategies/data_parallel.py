@@ -15,8 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.base.errors import InvalidTrainingError
-from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.training import Strategy, T, state_tensors
+from gpuscale.measure.worker.training import HALF_TYPES, Strategy, T, autocast_for, state_tensors
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
@@ -31,6 +30,27 @@ class DataParallelStrategy(Strategy):
         """Return the model on the first device, in DataParallel, which has no effect on CPU."""
         model = autocasting(model.to(self.device), self._precision, self.device.type)
         return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
+
+
+def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
+    """Return the model wrapped to run under autocast, or unchanged for fp32 and tf32."""
+    return _Autocasting(model, precision, device_type) if precision in HALF_TYPES else model
+
+
+class _Autocasting(torch.nn.Module):
+    """A model that enters autocast in each thread that calls it.
+
+    DataParallel calls each replica on a separate thread and turns autocast on there, but does not
+    pass on the dtype: bf16 would become fp16, without a loss scaler.
+    """
+
+    def __init__(self, model: torch.nn.Module, precision: str | None, device_type: str) -> None:
+        super().__init__()
+        self._model, self._precision, self._device_type = model, precision, device_type
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        with autocast_for(self._precision, self._device_type):
+            return self._model(*inputs, **keywords)
 
 
 class ProcessGroupStrategy(Strategy):

@@ -1,21 +1,23 @@
-"""Pipeline parallelism: each GPU holds one stage, and micro-batches pass through all stages."""
+"""Models divided into stages, one per GPU: layers that compute in turn (`mp`), and pipelines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 
-from gpuscale.base.errors import InvalidTrainingError
-from gpuscale.measure.worker.data import Batch, on_device
+from gpuscale.base.errors import CaseError, InvalidTrainingError
+from gpuscale.base.text import counted
+from gpuscale.measure.worker.data import Batch, example_batch, map_tensors, on_device
 from gpuscale.measure.worker.phases import Phase
-from gpuscale.measure.worker.precision import autocasting
-from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy
-from gpuscale.measure.worker.strategies.model_parallel import stages_of
-from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy, autocasting
+from gpuscale.measure.worker.training import Strategy, Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
@@ -23,6 +25,113 @@ _CPU = torch.device("cpu")
 _SEED = 42
 _SAME_ON_GPUS = 0.01
 """Largest relative difference allowed between gradients on GPUs, where summation order varies."""
+
+
+class ModelParallelStrategy(Strategy):
+    """Spreads layers over all devices, which compute in turn; the last device computes the loss."""
+
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        if len(self.devices) < 2:
+            return model.to(self.device)
+        stages = stages_of(case, model, len(self.devices))
+        return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
+
+    def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
+        if len(self.devices) > 1:
+            last = torch.device("cuda", self.devices[-1])
+            targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
+        return training.forward_backward(inputs, targets)
+
+
+class _OnDevices(nn.Module):
+    """Stages of a model on several devices; each passes its output on to the next stage."""
+
+    def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        self._devices = devices
+        pairs = zip(stages, devices, strict=True)
+        self._stages = nn.ModuleList(stage.to(device) for stage, device in pairs)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for stage, device in zip(self._stages, self._devices, strict=True):
+            values = stage(values.to(device, non_blocking=True))
+        return values
+
+
+def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Sequential]:
+    """Group the blocks of a case's model into stages; raise a CaseError if that is impossible."""
+    groups = with_parameters(case.blocks(model))
+    where = f"{type(case).__name__}.blocks(model)"
+    if len(groups) < count:
+        raise CaseError(
+            f"{where} gives {counted(len(groups), 'block')} with parameters, and each of {count} "
+            "GPUs needs one; return all modules of the model, in order, or choose fewer GPUs"
+        )
+    inputs, _ = example_batch(case)
+    # Operations are counted rather than timed, so that the stages are the same in every run.
+    starts = cut(_operations(groups, inputs), count)
+    parts = [groups[start:end] for start, end in zip(starts, (*starts[1:], None), strict=True)]
+    stages = [nn.Sequential(*(block for group in part for block in group)) for part in parts]
+    kept = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
+    if len(set().union(*kept)) < sum(map(len, kept)):
+        raise CaseError(
+            f"{where}: blocks share a parameter, but are on different GPUs; give each its own, "
+            "or choose fewer GPUs"
+        )
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in set().union(*kept):
+            raise CaseError(f"{where} leaves out {name}; a parameter in no block is not trained")
+    return stages
+
+
+def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Return where each part starts, such that the costliest part costs as little as possible."""
+
+    @cache
+    def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
+        if parts == 1:
+            return sum(costs[:end]), (0,)
+        found = []
+        for start in range(parts - 1, end):
+            cost, starts = best(start, parts - 1)
+            found.append((max(cost, sum(costs[start:end])), (*starts, start)))
+        return min(found)
+
+    return best(len(costs), parts)[1]
+
+
+def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Merge adjacent blocks until each group has parameters, without which optimisers fail."""
+    groups: list[list[nn.Module]] = []
+    for block in blocks:
+        if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def _has_parameters(group: Iterable[nn.Module]) -> bool:
+    return any(True for block in group for _ in block.parameters())
+
+
+def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> list[int]:
+    """Count each group's floating-point operations, forward and backward, without running them."""
+    values = inputs.to("meta")
+    counts = []
+    for group in groups:
+        block = nn.Sequential(*group)
+        tensors = (*block.named_parameters(), *block.named_buffers())
+        meta = {
+            name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            for name, tensor in tensors
+        }
+        with FlopCounterMode(display=False) as counter:
+            output = functional_call(block, meta, (values,))
+            output.sum().backward()
+        counts.append(counter.get_total_flops())
+        values = output.detach().requires_grad_()
+    return counts
 
 
 class PipelineStrategy(ProcessGroupStrategy):
@@ -113,10 +222,7 @@ class PipelineStrategy(ProcessGroupStrategy):
         return float(shared.item())
 
     def verify(self, training: Training) -> None:
-        """Raise InvalidTrainingError if overlapping the micro-batches changes the result.
-
-        Gradients and buffers must be equal: bit for bit on CPU, within a tolerance on GPUs.
-        """
+        """Raise InvalidTrainingError if overlapping the micro-batches changes the result."""
         if self.world_size == 1:
             return
         model = training.model
