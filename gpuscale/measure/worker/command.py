@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -136,10 +135,9 @@ class _Watch:
         elif code is not None:
             self._explain_end(code)
         else:
-            remedy = "Give" if reader.has_steps else "If it was only starting, give"
             raise reader.failed(
                 f"the command was not done after {self._request.timeout_s:g} s: "
-                f"{reader.explain_incomplete()}. {remedy} it more with --timeout",
+                f"{reader.explain_incomplete()}. If it only needs longer, give --timeout more",
                 "timeout",
             )
 
@@ -195,32 +193,26 @@ class _Watch:
 
         The check passes if the processes do not show how many ranks there are.
         """
-        place, reader = self._place, self._reader
-        counts, counts_here = place.count_ranks()
+        place, reader, gpus = self._place, self._reader, self._request.gpus
+        on_gpu, words = self._request.devices, place.command.words
+        counts = place.count_ranks()
         is_known = counts or any(name in os.environ for name in RANK_COUNT_VARIABLES)
-        if not (is_known or self._request.devices or place.covers_all_nodes) and reader.has_steps:
+        if not (is_known or on_gpu or place.covers_all_nodes) and reader.has_steps:
             # On CPU, each rank that torchrun and the like create has such a variable, unless it
             # has just failed. Without variables or lines of ranks, no rank has been created.
-            made_none = starter_of(place.command.words) and not reader.has_rank_lines
+            made_none = starter_of(words) and not reader.has_rank_lines
             counts = {1} if made_none else counts
-        self._validate_rank_count(counts, self._request.gpus, "gpus")
-        if place.is_across:
-            self._validate_rank_count(counts_here, place.gpus_on(place.node), "gpus_per_node")
-
-    def _validate_rank_count(self, counts: Collection[int], gpus: int, name: str) -> None:
         if not counts or gpus in counts:
             return
-        on_gpu, words = self._request.devices, self._place.command.words
-        ranks, has_number = max(counts), name in fields_of(words)
+        ranks, has_number = max(counts), "gpus" in fields_of(words)
         # A rank may drive several GPUs if the command is given their number.
         if on_gpu and gpus % ranks == 0 and has_number:
             return
-        unnamed = f"write {{{name}}} where the command has their number"
-        remedy = f"see why, since it has {{{name}}}" if has_number else unnamed
+        unnamed = "write {gpus} where the command has their number"
+        remedy = "see why, since it has {gpus}" if has_number else unnamed
         asked = counted(gpus, "GPU" if on_gpu else "CPU rank")
-        here = f" of {socket.gethostname()}" if name == "gpus_per_node" else ""
-        raise self._reader.failed(
-            f"the command started {counted(ranks, 'rank')} in a run on {asked}{here}; {remedy}"
+        raise reader.failed(
+            f"the command started {counted(ranks, 'rank')} in a run on {asked}; {remedy}"
         )
 
     def _explain_end(self, code: int) -> None:
@@ -239,11 +231,10 @@ class _Watch:
                 return
             time.sleep(_LOOK_S)
         if not self._place.number or has_steps:
-            left = " (processes that it left in the background do not count)"
+            left = " (what it left in the background does not count)"
             left = left if living_descendants() else ""
-            end = f"ended too early{left}:" if has_steps else f"ended{left}, and"
             raise self._reader.failed(
-                f"the command {end} {self._reader.explain_incomplete()}",
+                f"the command ended{left}: {self._reader.explain_incomplete()}",
                 "invalid" if has_steps else "unread",
             )
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from gpuscale.workload.command_case import ON_EACH_NODE, fields_of, filled, star
 
 RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Environment variables of torchrun, DeepSpeed, MPI and Slurm with the number of ranks."""
-LOCAL_COUNT_VARIABLE = "LOCAL_WORLD_SIZE"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -83,28 +83,25 @@ class Place:
         """Return the process IDs of the command on this node."""
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
-    def count_ranks(self) -> tuple[set[int], set[int]]:
-        """Return the rank counts that processes report: a set for the run, and a set for this node.
+    def count_ranks(self) -> set[int]:
+        """Return the numbers of ranks that processes report: several if they disagree.
 
-        A set is empty if no process reports a count, and has several members if processes disagree.
         This method also lists the ranks on this node in the file `started` for the launcher.
         """
-        names = (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES, LOCAL_COUNT_VARIABLE)
-        found: dict[str, set[int]] = {name: set() for name in names}
+        found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
             with suppress(OSError):
                 variables = variables_of(process)
-                for name in names:
+                for name in (*RANK_COUNT_VARIABLES, *_RANK_VARIABLES):
                     count = variables.get(name, "")
                     if count.isdigit() and count != os.environ.get(name):
                         found[name].add(int(count))
-        numbers = next(filter(None, (found[name] for name in _RANK_VARIABLES)), set[int]())
         if self.is_across:
+            numbers = next(filter(None, (found[name] for name in _RANK_VARIABLES)), set[int]())
             path = self.directory.started(self.number)
             write_atomically(path, " ".join(map(str, sorted(numbers))))
-        counts = (found[name] for name in RANK_COUNT_VARIABLES)
-        return set[int]().union(*counts), found[LOCAL_COUNT_VARIABLE]
+        return set[int]().union(*(found[name] for name in RANK_COUNT_VARIABLES))
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
@@ -126,7 +123,7 @@ def start_command(place: Place, pipes: Path | None, output: Output) -> "subproce
         variables["GPUSCALE_PIPES"] = str(pipes)
         variables["PYTHON_EXEC"] = str(pipes / "python")
     if place.rank is not None:
-        variables[LOCAL_COUNT_VARIABLE] = str(here)
+        variables["LOCAL_WORLD_SIZE"] = str(here)
     values = {
         "gpus": request.gpus,
         "nodes": len(place.hosts),
