@@ -67,17 +67,11 @@ def test_the_script_of_the_walk_through_is_measured(tmp_path: Path) -> None:
     assert run.is_valid
 
 
-SOON = "from gpuscale.plugin import terminal\nterminal.SILENCE_S = 0.5\n"
-
-
-def test_a_silent_script_is_mentioned_and_waited_for_twice(tmp_path: Path) -> None:
+def test_a_silent_script_is_waited_for_twice(tmp_path: Path) -> None:
     (tmp_path / "test_train.py").write_text(CASE)
-    (tmp_path / "conftest.py").write_text(SOON)
     script(tmp_path, "time.sleep(999)\n")
     asked = ("--gpus", "1", "--runs", "4", "--timeout", "3", *QUICK)
     done = run_pytest(tmp_path, "test_train.py", *asked).ended(1)
-    said = "train/command on 1 CPU rank: nothing printed for 0.5 s; given up after 3 s (--timeout)"
-    assert done.output.splitlines().count(said) == 2, done.output
     assert len(re.findall(r"^test_train.py::test_train\[.*\] FAILED", done.output, re.M)) == 2
     assert "2 more runs left out, since they would fail in the same way" in done.output
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
 from typing import Any, TextIO
 
 import pytest
@@ -25,20 +24,9 @@ from gpuscale.records import Comparison, Environment, HostLoad, Results, Run, Ru
 from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.phrases import busy_text, counted, injection_warning, load_text
-from gpuscale.reports.screen import (
-    Screen,
-    can_redraw,
-    columns_of,
-    fitted,
-    progress_text,
-    redrawn,
-    wrapped,
-)
+from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show import failures, scaling_lines
 from gpuscale.store.results import ResultsFile
-
-SILENCE_S = 30.0
-"""Seconds after which a session mentions that a command has not printed anything."""
 
 
 def own_stream() -> TextIO:
@@ -51,36 +39,23 @@ def own_stream() -> TextIO:
 
 @contextmanager
 def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> Iterator[None]:
-    """Show progress after the item's ID until the run ends, and report a silent command once."""
-    terminal = stream if can_redraw(stream) else None
-    columns = 0 if terminal is None else columns_of(terminal)
+    """Show progress after the item's ID on a terminal until the run ends."""
+    columns = columns_of(stream)
     # pytest prints IDs relative to the folder in which it was started, so they may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
-    used = (len(item) + 1) % columns if columns else 0
+    used = (len(item) + 1) % columns
     # Columns left on the line, except the last one; 0 if the ID fills the line.
     room = columns - used - 1 if used else 0
 
     def drawn() -> str | None:
         directory = launcher.running
         stage = None if directory is None else directory.read_progress()
+        if stage is None and request.command is not None:
+            stage = "nothing printed yet", 0, 0
         return stage and progress_text(*stage, room)
 
-    def report_silence() -> None:
-        directory, until = launcher.running, f"{request.timeout_s:g} s (--timeout)"
-        if request.command is not None and directory and directory.read_progress() is None:
-            said = f"{request.label}: nothing printed for {SILENCE_S:g} s; given up after {until}"
-            lines = wrapped(said, columns_of(stream))
-            with suppress(OSError):
-                print("", *lines, item, sep="\n", end=" ", file=stream, flush=True)
-
-    silence = Timer(SILENCE_S, report_silence)
-    silence.daemon = True
-    silence.start()
-    try:
-        with redrawn(terminal, drawn, behind=True):
-            yield
-    finally:
-        silence.cancel()
+    with redrawn(stream if can_redraw(stream) else None, drawn, behind=True):
+        yield
 
 
 def header_lines(
