@@ -135,7 +135,7 @@ FORGOTTEN = "@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n
         (
             ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],
             ["--size", "huge"],
-            "--size huge: case has no size 'huge'; it has big",
+            "case has no size 'huge'; it has big",
         ),
         (
             ['class Case(Tiny):\n    strategies = ("dp", "ddp")'],

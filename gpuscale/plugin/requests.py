@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a UsageError if cases share a name, lack the given size, or a fault hits no rank."""
+    """Raise a GpuscaleError if cases share a name, lack the given size, or a fault hits no rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
@@ -42,18 +42,12 @@ def validate_plans(
                 f"two cases are named {plan.case.name()}: {' and '.join(both)}; rename one, or "
                 "choose one of the tests"
             )
-    problems = []
     for name, case in sorted(cases.items()):
         if issubclass(case, CommandCase):
             gpus = {plan.gpus for plan in plans if plan.case.name() == name}
             command_case.validate_scaling(case, gpus, environment)
-        try:
-            if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
-                case().named_size(options.size)
-        except CaseError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError(f"--size {options.size}: {'; '.join(problems)}")
+        elif options.size is not None and issubclass(case, TrainingCase) and case.sizes:
+            case().named_size(options.size)
     most = max((STRATEGIES[plan.strategy].processes(plan.gpus) for plan in plans), default=0)
     for text in options.injections:
         rank = parse_injection(text).rank
@@ -135,39 +129,32 @@ def _conflict_with_options(
 ) -> str | None:
     """Return why the strategy is incompatible with an option; None if it is compatible."""
     if plan.strategy == COMMAND:
-        refused = (
-            option.flag
-            for name, option in OPTIONS.items()
-            if option.in_training and getattr(options, name) != option.default
-        )
-        flag = next(refused, None)
-        return flag and f"{flag} does not apply to a command, which trains by itself"
+        for name, option in OPTIONS.items():
+            if option.in_training and getattr(options, name) != option.default:
+                return f"{option.flag} does not apply to a command, which trains by itself"
+        return None
     demands = STRATEGIES[plan.strategy]
     given = {
         "--compile": options.compiled,
         "--accumulate": options.accumulate > 1,
         "--precision fp16": options.precision == "fp16",
     }
-    conflicts = {flag: why for flag, why in demands.conflicts.items() if given[flag]}
-    on_gpu = is_gpu(environment.device)
+    for flag, why in demands.conflicts.items():
+        if given[flag]:
+            return f"{plan.strategy} with {flag}: {why}"
     shares_gpu = options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus)
-    if demands.micro_batches and on_gpu and shares_gpu and plan.gpus > 1:
+    if demands.micro_batches and shares_gpu:
         # Gloo would pass a device address to the operating system, which would reject it.
-        conflicts["--oversubscribe"] = "gloo cannot send from the memory of a GPU"
-    return next((f"{plan.strategy} with {flag}: {why}" for flag, why in conflicts.items()), None)
+        return f"{plan.strategy} with --oversubscribe: gloo cannot send from the memory of a GPU"
+    return None
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
     """Return the request for an item's run; raise a CaseError if the run is impossible."""
-    if issubclass(plan.case, CommandCase):
-        return _command_request(plan, plan.case, environment, options)
-    assert issubclass(plan.case, TrainingCase)
-    return _training_request(plan, plan.case, environment, options)
-
-
-def _training_request(
-    plan: ItemPlan, case: type[TrainingCase], environment: Environment, options: MeasureOptions
-) -> RunRequest:
+    case = plan.case
+    if issubclass(case, CommandCase):
+        return _command_request(plan, case, environment, options)
+    assert issubclass(case, TrainingCase)
     built, has_micro_batches = case(), STRATEGIES[plan.strategy].micro_batches
     data: DataKind = options.data if options.data_root is None else "real"
     workers = environment.data_workers if options.data_workers is None else options.data_workers
