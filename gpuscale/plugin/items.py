@@ -103,25 +103,22 @@ def plan_of(item: pytest.Item) -> ItemPlan | None:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set the timers and timeouts of planned items; sort by run number to cancel slow drifts."""
+    """Set the timers and timeouts of planned items; sort by run number to cancel slow drifts.
+
+    Raise a UsageError if a test has a gpuscale mark but does not use `scaling`.
+    """
     for item in items:
+        if item.get_closest_marker("gpuscale") is not None and not uses_scaling(item):
+            raise UsageError(
+                f"{item.nodeid} has a gpuscale mark but measures nothing; give it the argument "
+                "'scaling', and call scaling() in it"
+            )
         if (plan := plan_of(item)) is not None:
             add_clock(item, plan.group)
             if item.config.pluginmanager.hasplugin("timeout"):
                 # Runs have a timeout of their own; pytest-timeout's would end the session.
                 item.add_marker(pytest.mark.timeout(0))
     items.sort(key=lambda item: 0 if (plan := plan_of(item)) is None else plan.run)
-
-
-def validate_use_of_scaling(items: Sequence[pytest.Item]) -> None:
-    """Raise a UsageError if a test has a gpuscale mark but does not use `scaling`."""
-    for item in items:
-        marked = item.get_closest_marker("gpuscale") is not None
-        if marked and not uses_scaling(item):
-            raise UsageError(
-                f"{item.nodeid} has a gpuscale mark but measures nothing; give it the argument "
-                "'scaling', and call scaling() in it"
-            )
 
 
 def uses_scaling(item: pytest.Item) -> bool:

@@ -51,6 +51,7 @@ class Recorder:
         self.new_runs: list[Run] = []
         self.is_of_commands = False
         """True if all runs execute commands; the file then describes the commands' interpreter."""
+        self._writer = resumed
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -59,7 +60,6 @@ class Recorder:
         )
         if resumed is not None:
             self._before = resumed.results
-        self._writer: ResultsFile | None = resumed
 
     @property
     def measured(self) -> Results:
@@ -69,18 +69,18 @@ class Recorder:
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
         """Record a digest of each file with a case, and of each script that a command names.
 
-        Case files that share a name are recorded with the folders that distinguish them. Raise a
-        UsageError if a digest differs from the one in a resumed results file.
+        Raise a UsageError if a digest differs from the one in a resumed results file.
         """
-        requests = [*requests]
-        cases = {Path(each.case_file) for each in requests if each.command is None}
-        files = dict[str, Path]()
+        cases, files, scripts = set[Path](), dict[str, Path](), dict[str, str]()
+        for request in requests:
+            if (command := request.command) is None:
+                cases.add(Path(request.case_file))
+            else:
+                files |= {word: Path(command.folder, word) for word in command.words}
         for path in cases:
+            # Files that share a name are recorded with the folders that distinguish them.
             folders = [each.parent for each in cases if each.name == path.name]
             files[str(path.relative_to(os.path.commonpath(folders)))] = path
-        for command in filter(None, (each.command for each in requests)):
-            files |= {word: Path(command.folder, word) for word in command.words}
-        scripts = dict[str, str]()
         for name, path in files.items():
             # A word may be none of a readable file, such as a pattern, or lines for `sh -c`.
             with suppress(OSError, ValueError):
@@ -148,10 +148,7 @@ def validate_environment(
     injections: tuple[str, ...],
     software: Environment | None = None,
 ) -> None:
-    """Raise a UsageError if runs in this environment cannot be added to the runs in the file.
-
-    `software` describes the interpreter of a command; it is known only after a run.
-    """
+    """Raise a UsageError if runs in this environment cannot be added to the runs in the file."""
     if _is_of_commands(recorded):
         known = recorded.environment
         if software is not None and software.packages and known.packages:

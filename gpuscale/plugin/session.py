@@ -26,11 +26,10 @@ from gpuscale.plugin.items import (
     plan_of,
     prepare_and_order,
     uses_scaling,
-    validate_use_of_scaling,
 )
 from gpuscale.plugin.requests import validate_micro_batches, validate_plans
 from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
-from gpuscale.records import HostLoad, Run
+from gpuscale.records import HostLoad, Run, RunRequest
 
 _IS_MEASURED = pytest.StashKey[bool]()
 _LEFT_OUT = pytest.StashKey[NoRun | None]()
@@ -104,19 +103,14 @@ class _MeasuringSession:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         maker, options, recorder = self._maker, self._maker.options, self._maker.recorder
-        prepare_and_order(items)
         # pytest keeps an item without a plan if the case has none of the strategies asked for.
         self._has_items = any(map(uses_scaling, items))
         plans = [*filter(None, map(plan_of, items))]
         asked = [(plan, maker.request(plan)) for plan in plans]
-        requests = [
-            of_metric
-            for _, request in asked
-            if not isinstance(request, NoRun)
-            for of_metric in request.by_metric
-        ]
+        possible = [request for _, request in asked if isinstance(request, RunRequest)]
+        requests = [of_metric for request in possible for of_metric in request.by_metric]
         try:
-            validate_use_of_scaling(items)
+            prepare_and_order(items)
             validate_plans(plans, options, recorder.environment)
             problems = {request.reason: None for _, request in asked if isinstance(request, NoRun)}
             if options.batches and problems:

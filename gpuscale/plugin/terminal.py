@@ -199,13 +199,12 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
     """Pass a valid run to pytest-benchmark, with windows as rounds and steps as iterations."""
     steps, clock = run.steps_per_window, item.stash[_CLOCK]
     assert steps is not None
-    facts = {
-        "device": run.configuration.device,
-        "gpus": run.gpus,
-        "run": run.index,
-        "batch_per_gpu": run.batch_per_gpu,
-    }
-    benchmark.extra_info.update(facts)
+    benchmark.extra_info.update(
+        device=run.configuration.device,
+        gpus=run.gpus,
+        run=run.index,
+        batch_per_gpu=run.batch_per_gpu,
+    )
     benchmark.params = {**(benchmark.params or {}), "scaling": label}
     benchmark.skipped = False
     step_times_s = iter([w.time_s / steps for w in run.windows for _ in range(steps)])
