@@ -1,7 +1,4 @@
-"""The pytest plugin. Every pytest run in the environment imports this file, so it stays small.
-
-The modules that take measurements are imported only if `--gpus` is given.
-"""
+"""The pytest plugin. Every pytest run in the environment imports this file, so it stays small."""
 
 import os
 import sys

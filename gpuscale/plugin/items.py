@@ -1,7 +1,4 @@
-"""pytest items: one per combination of strategy, GPU count, batch size and run of a marked test.
-
-The session of `gpuscale run` collects this file: its only test measures the command.
-"""
+"""pytest items: one per combination of strategy, GPU count, batch size and run of a marked test."""
 
 import inspect
 import os
@@ -210,7 +207,7 @@ class CommandItem:
 
 
 def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
-    """Measure the case in a pytest session, and return the exit code of the session."""
+    """Measure the case by this file's only test, and return the exit code of the session."""
     # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]

@@ -1,8 +1,4 @@
-"""The options that gpuscale adds to pytest, as one table.
-
-Every pytest run in the environment imports this file, so checks import what they need only when
-they run.
-"""
+"""Table of the options that gpuscale adds to pytest; light, since every pytest imports it."""
 
 import os
 from argparse import ArgumentTypeError
@@ -237,13 +233,12 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
     """Parse the values that argparse collected; raise UsageError if any are wrong or conflict."""
     from gpuscale.workload.injections import parse_injection
 
-    # A timeout of 0 disables that of pytest-timeout; for gpuscale, it means the default.
-    collected = {name: given.get(option.dest) for name, option in OPTIONS.items()}
-    values: dict[str, Any] = {
-        name: OPTIONS[name].parse(text)
-        for name, text in collected.items()
-        if isinstance(text, str) or text
-    }
+    values = dict[str, Any]()
+    for name, entry in OPTIONS.items():
+        value = given.get(entry.dest)
+        # A timeout of 0 disables that of pytest-timeout; for gpuscale, it means the default.
+        if isinstance(value, str) or value:
+            values[name] = entry.parse(value)
     options = MeasureOptions(**values)
     for text in options.injections:
         parse_injection(text)

@@ -51,10 +51,7 @@ def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
 
 
 def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunMaker":
-    """Examine this machine, open the results file, and return the session's `RunMaker`.
-
-    `command` is the case of `gpuscale run`; None in other sessions.
-    """
+    """Examine this machine, open the results file, and return the session's `RunMaker`."""
     options = parse_options(vars(config.option))
     file, root = options.resume or options.results, str(config.rootpath)
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
@@ -155,10 +152,7 @@ class RunMaker:
         return f", {format_seconds(runs * statistics.fmean(walls_s))} left"
 
     def make(self, request: RunRequest) -> Run:
-        """Execute and record a run; end the session if it is interrupted or cannot be recorded.
-
-        If a command prints several metrics, record a run for each, and return the first run.
-        """
+        """Execute and record a run; end the session if it is interrupted or cannot be recorded."""
         try:
             with progress_line(self.terminal, self.launcher, request):
                 run = self.launcher.run(request)

@@ -84,10 +84,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> set[int]:
-        """Return the numbers of ranks that processes report: several if they disagree.
-
-        This method also lists the ranks on this node in the file `started` for the launcher.
-        """
+        """Return the rank counts that processes report; list this node's ranks in a file."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
@@ -105,10 +102,7 @@ class Place:
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command, and let `output` read its pipes; raise CommandError if it cannot start.
-
-    `pipes` is a folder on this node for the output of the ranks that the command starts.
-    """
+    """Start the command, and let `output` read it; `pipes` is a folder for pipes of its ranks."""
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
     variables = {**os.environ, **_device_variables(request.devices[:here])}
@@ -139,9 +133,8 @@ def start_command(place: Place, pipes: Path | None, output: Output) -> "subproce
     }
     words = filled(command.words, values)
     outputs = [os.pipe(), os.pipe()]
-    links = (Path(f"/proc/self/fd/{writing}") for _, writing in outputs)
     # Linux's names for the pipes to which the command writes: `pipe:[17] pipe:[18]`.
-    names = " ".join(str(link.readlink()) for link in links if link.is_symlink())
+    names = " ".join(str(Path(f"/proc/self/fd/{writing}").readlink()) for _, writing in outputs)
     try:
         # A command with a CPU map is started once for each rank.
         cpus = request.cpus_of(0 if place.rank is None else int(os.environ["LOCAL_RANK"]))

@@ -26,10 +26,7 @@ _SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic replacement for a case's data, which repeats a few generated samples.
-
-    The case's transforms are applied each time, as they would be to samples read from a file.
-    """
+    """A deterministic replacement for a case's data: a few generated samples, in turn."""
 
     def __init__(self, case: TrainingCase) -> None:
         self._length = case.training_samples
@@ -88,11 +85,9 @@ def on_device(
 
 
 class PooledBatches:
-    """Batches of synthetic samples, created in advance, so that steps involve no loader.
+    """Batches of synthetic samples, created in advance, so that steps involve no loader."""
 
-    Each rank draws different batches. The epoch never ends, since a new one would cause a delay.
-    """
-
+    # It never ends, since the first batch of an epoch would be late.
     epoch = 0
 
     def __init__(

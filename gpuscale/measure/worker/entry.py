@@ -77,11 +77,9 @@ class RankFiles:
                 f"{message}"
             )
         elif detail:
-            line = line_of_user(error)
-            place = f" on {host}" if self.directory.launched.path.exists() else ""
-            message = (
-                f"rank {self.rank}{place} raised {message.rstrip('.')}{too_few_outputs(error)}"
-            )
+            line, rank = line_of_user(error), f"rank {self.rank}"
+            rank += f" on {host}" if self.directory.launched.path.exists() else ""
+            message = f"{rank} raised {message.rstrip('.')}{too_few_outputs(error)}"
             message = message if line is None else f"{line}: {message}"
         failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
         self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))
@@ -97,10 +95,7 @@ def is_lost_peer_error(error: BaseException) -> bool:
 
 
 def main(directory: str, stacks: str) -> None:
-    """Carry out the request in a run's directory, and write the outcome or the failure there.
-
-    At the timeout, the stack traces of the rank's threads are written to the file `stacks`.
-    """
+    """Carry out the request in a run's directory; at the timeout, write this rank's stacks."""
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))

@@ -1,7 +1,4 @@
-"""Data parallelism with a whole model on each GPU: DataParallel and DistributedDataParallel.
-
-This module also contains the base class of all strategies whose ranks form a process group.
-"""
+"""Data parallelism with a whole model on each GPU, and the base class of process groups."""
 
 import os
 from collections.abc import Iterator
@@ -54,11 +51,7 @@ class _Autocasting(torch.nn.Module):
 
 
 class ProcessGroupStrategy(Strategy):
-    """Base class for one rank per device; even a single rank forms a group, so runs are comparable.
-
-    GPU ranks use NCCL and CPU ranks use gloo. The address at which ranks meet comes from the
-    environment variables that a launcher sets.
-    """
+    """Base class for one rank per device; a single rank forms a group too, to be comparable."""
 
     def __init__(self, request: RunRequest) -> None:
         self.rank = int(os.environ["RANK"])
