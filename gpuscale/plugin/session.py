@@ -31,6 +31,8 @@ from gpuscale.plugin.requests import validate_micro_batches, validate_plans
 from gpuscale.plugin.run_maker import RunMaker, broken_by, maker_for
 from gpuscale.records import HostLoad, Run, RunRequest
 
+_SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")
+"""Options of pytest-benchmark, without the prefix `--benchmark-`, that request its tables."""
 _IS_MEASURED = pytest.StashKey[bool]()
 _LEFT_OUT = pytest.StashKey[NoRun | None]()
 
@@ -52,6 +54,8 @@ def start_session(config: pytest.Config) -> None:
     except GpuscaleError as error:
         report_to_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
+    if not any(getattr(config.option, f"benchmark_{name}") for name in _SHOW_TABLES):
+        config.option.benchmark_quiet = True
     if config.option.verbose == 0:
         # Print each item's step time on a line instead of a dot.
         config.option.verbose = 1
@@ -236,12 +240,6 @@ class _MeasuringSession:
         if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
             crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
         return report
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_benchmark_group_stats(self) -> Generator[None, Any, Any]:
-        """Omit gpuscale's runs from pytest-benchmark's tables, unless an option asks for them."""
-        groups = yield
-        return terminal.of_other_tests(groups, self._config)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(

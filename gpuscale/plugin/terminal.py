@@ -69,19 +69,17 @@ def header_lines(
     """Yield lines about the machine, and warnings; `load` is the host's before the runs."""
     if options.injections:
         yield injection_warning(options.injections)
-    if kind := GPU_KINDS.get(device := environment.device):
-        machine = environment.hardware_label
-        yield f"gpuscale {__version__}: {machine}, {kind.library} (device: {device})"
+    machine = environment.hardware_label
+    if kind := GPU_KINDS.get(environment.device):
+        machine = f"{machine}, {kind.library}"
     else:
         why = "--device cpu" if options.device == "cpu" else "no GPU found"
         threads = f"{counted(options.threads_per_rank, 'thread')} a rank"
         if is_command:
             own = os.environ.get("OMP_NUM_THREADS", "1")
             threads = f"OMP_NUM_THREADS={own} unless the command sets it"
-        yield (
-            f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, {threads}, "
-            f"on {environment.hardware_label} (device: cpu)"
-        )
+        machine = f"{why}, measuring CPU ranks over gloo, {threads}, on {machine}"
+    yield f"gpuscale {__version__}: {machine} (device: {environment.device})"
     if load.is_busy:
         yield f"this host is busy, so intervals may be wide: {load_text(load)}"
     if resumed is not None:
@@ -169,14 +167,6 @@ def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -
     return given if needless else pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-_SHOW_TABLES = ("columns", "compare", "compare_fail", "cprofile", "histogram", "verbose")
-"""Options of pytest-benchmark, without the prefix `--benchmark-`, that request its tables."""
-
-
-_Group = tuple[str | None, list[dict[str, Any]]]
-"""Title and entries of one of pytest-benchmark's tables."""
-
-
 class _WindowClock:
     """Timer for pytest-benchmark that counts only the durations measured by the ranks."""
 
@@ -214,14 +204,3 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
         clock.now_s += next(step_times_s, 0.0)
 
     benchmark.pedantic(advance, rounds=len(run.windows), iterations=steps)
-
-
-def of_other_tests(groups: Sequence[_Group], config: pytest.Config) -> list[_Group]:
-    """Return pytest-benchmark's tables without gpuscale's runs, unless an option asks for all."""
-    if any(getattr(config.option, f"benchmark_{name}", None) for name in _SHOW_TABLES):
-        return [*groups]
-    others = (
-        (title, [each for each in tests if "scaling" not in (each["params"] or {})])
-        for title, tests in groups
-    )
-    return [(title, tests) for title, tests in others if tests]
