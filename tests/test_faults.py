@@ -102,7 +102,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         ("killed", "killed", 1, "rank 1 was killed by SIGKILL"),
         ("spoils", "launch", None, "the process that forks the ranks ended"),
         ("apart", "invalid", None, "the parameters of 2 ranks differ after training"),
-        ("diverging", "invalid", None, "the loss and parameter weight are not finite numbers"),
+        ("diverging", "invalid", None, "(not finite: the loss, parameter weight); choose"),
         ("unbuildable", "raised", None, "raised ZeroDivisionError"),
         ("too_large", "out_of_memory", 1, "ran out of memory with a batch of 8 per GPU; give it"),
     ],

@@ -1,7 +1,6 @@
 """An option that gpuscale adds to pytest, and the functions that parse its value."""
 
 import math
-import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ def parse_count(text: str, at_least: int = 1) -> int:
 
 def parse_counts(text: str) -> tuple[int, ...]:
     """Parse and sort numbers such as `1,2,4`; raise ArgumentTypeError if invalid or repeated."""
-    if re.fullmatch(r"\d+([\s;:/-]+\d+)+", text.strip()):
-        raise ArgumentTypeError(f"'{text}': give numbers separated by commas, such as 1,2,4")
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")

@@ -67,10 +67,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Record a digest of each file with a case, and of each script that a command names.
-
-        Raise a UsageError if a digest differs from the one in a resumed results file.
-        """
+        """Record digests of cases and scripts; raise a UsageError if a resumed file has others."""
         cases, files, scripts = set[Path](), dict[str, Path](), dict[str, str]()
         for request in requests:
             if (command := request.command) is None:

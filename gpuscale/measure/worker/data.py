@@ -1,6 +1,6 @@
 """Endless streams of batches, from a pool that is created once or from a DataLoader."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -28,30 +28,26 @@ _SEED = 42
 class SyntheticDataset(Dataset[Any]):
     """A deterministic replacement for a case's data: a few generated samples, in turn."""
 
-    def __init__(self, case: TrainingCase) -> None:
+    def __init__(self, case: TrainingCase, indices: Iterable[int] = range(_POOL)) -> None:
         self._length = case.training_samples
         self._transform = case.transform(case.size)
-        self._samples = [case.sample(index, case.size) for index in range(_POOL)]
+        self._samples = [case.sample(index, case.size) for index in indices]
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return _transformed(self._samples[index % _POOL], self._transform)
+        sample = self._samples[index % len(self._samples)]
+        if self._transform is None:
+            return sample
+        inputs, target = sample
+        return self._transform(inputs), target
 
 
 def example_batch(case: TrainingCase) -> Batch:
     """Return a batch of two samples, of the first and last class; batch norm rejects one sample."""
-    size, indices = case.size, (0, min(case.classes, _POOL) - 1)
-    made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
-    return default_collate(made)
-
-
-def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
-    if transform is None:
-        return sample
-    inputs, target = sample
-    return transform(inputs), target
+    dataset = SyntheticDataset(case, (0, min(case.classes, _POOL) - 1))
+    return default_collate([dataset[0], dataset[1]])
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

@@ -138,19 +138,18 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
     if torch.version.hip is not None:
         # Compare names (torch 2.1 or later), since gfx900 and gfx90a both have capability 9.0.
         target = getattr(gpu, "gcnArchName", "")
-        if not target or any(_runs_on_amd(name, target) for name in built_for):
-            return
+        runs = not target or any(_runs_on_amd(name, target) for name in built_for)
         has, variable = f"is {target}", "HIP_VISIBLE_DEVICES"
     else:
-        if any(_runs_on_nvidia(name, capability) for name in built_for):
-            return
+        runs = any(_runs_on_nvidia(name, capability) for name in built_for)
         has = "has compute capability {}.{}".format(*capability)
         variable = "CUDA_VISIBLE_DEVICES"
-    raise GpuscaleError(
-        f"GPU {number} ({gpu.name}) {has}, and torch {torch.__version__} has kernels for "
-        f"{', '.join(built_for) or 'no GPU'} only; install a torch that was built for it, or leave "
-        f"the GPU out with {variable}"
-    )
+    if not runs:
+        raise GpuscaleError(
+            f"GPU {number} ({gpu.name}) {has}, and torch {torch.__version__} has kernels for "
+            f"{', '.join(built_for) or 'no GPU'} only; install a torch that was built for it, or "
+            f"leave the GPU out with {variable}"
+        )
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:

@@ -50,7 +50,6 @@ class LogReader:
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._looked_at = 0
-        """Number of lines that have been searched for a known format."""
         self._series: dict[str, Series] = {}
         self._samples: int | None = None
         self._format: LogFormat | None = None
@@ -259,7 +258,6 @@ class FigureReader(LogReader):
         assert figure is not None
         self._parsers = defaultdict[str, FigureParser](lambda: new_parser(figure))
         self._found = defaultdict[str, dict[str, str | float]](dict)
-        """The last value of each metric, by source of lines."""
 
     def take(self, lines: Sequence[Line]) -> None:
         """Read lines; keep the last lines, and the last value of each metric."""

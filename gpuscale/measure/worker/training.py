@@ -125,11 +125,7 @@ class Strategy:
         """Bring the parameters, buffers and optimiser states of all ranks into agreement."""
 
     def verify(self, training: "Training") -> None:
-        """Raise InvalidTrainingError unless the ranks trained together; called after training.
-
-        If every rank has a copy of the model, nothing is checked here: the launcher compares
-        digests of the parameters.
-        """
+        """Raise InvalidTrainingError unless the ranks trained together, if digests cannot tell."""
 
 
 class Training:
@@ -167,11 +163,7 @@ class Training:
         self._losses: list[torch.Tensor] = []
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Run one training step, on one batch or on several batches with accumulated gradients.
-
-        On CUDA the call returns before the device is done. Without synchronisation the parameters
-        of the ranks diverge until `realign` is called.
-        """
+        """Run one training step, on one batch or on several batches with accumulated gradients."""
         clock, strategy = self.clock, self.strategy
         clock.begin_step()
         self._steps += 1
@@ -251,10 +243,9 @@ class Training:
                 found.append(f"parameter {name}")
                 break
         if found:
-            are = "is not a finite number" if len(found) == 1 else "are not finite numbers"
             raise InvalidTrainingError(
-                f"rank {self.strategy.rank} diverged within {self._steps} steps: "
-                f"{' and '.join(found)} {are}; choose a smaller learning rate or a larger batch"
+                f"rank {self.strategy.rank} diverged within {self._steps} steps (not finite: "
+                f"{', '.join(found)}); choose a smaller learning rate or a larger batch"
             )
 
 

@@ -25,12 +25,9 @@ def window_plan(
 ) -> tuple[int, int]:
     """Return the steps per window and the number of synchronised windows for a given pace.
 
-    Windows are as long as the timing plan requests, or shorter if ten of them would exceed the time
-    budget of the run. If ten single steps exceed it, there are ten windows of one step regardless.
-    If `pausing` is True, windows without synchronisation count against the same budget.
-
-    Loader processes start together and take equally long, so batches arrive in bursts. A window
-    holds whole bursts; otherwise some windows would contain a burst and others only a wait.
+    Windows are shorter than the timing plan requests if ten of them would exceed the time budget;
+    if `pausing` is True, windows without synchronisation count against it too. Loader processes
+    start together and take equally long, so a window holds whole bursts of their batches.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - ROUNDING))
     fewest = min(FEWEST_WINDOWS, timing.windows)

@@ -24,7 +24,6 @@ class DataParallelStrategy(Strategy):
     """DataParallel: scatters batches over the devices, and gathers outputs on the first device."""
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """Return the model on the first device, in DataParallel, which has no effect on CPU."""
         model = autocasting(model.to(self.device), self._precision, self.device.type)
         return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
 

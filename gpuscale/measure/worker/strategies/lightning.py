@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from gpuscale.measure.worker.data import Batch, Batches, on_device
 from gpuscale.measure.worker.phases import Phase
 from gpuscale.measure.worker.strategies.data_parallel import DistributedDataParallelStrategy
-from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.training import Strategy, Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
@@ -33,11 +33,7 @@ class LightningTraining(Training):
     """
 
     def __init__(
-        self,
-        case: TrainingCase,
-        request: RunRequest,
-        strategy: DistributedDataParallelStrategy,
-        batches: Batches,
+        self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
     ) -> None:
         super().__init__(case, request, strategy, batches)
         self._trainer = Trainer(
