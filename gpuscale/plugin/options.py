@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
-"""Minimum number of runs: with only two, 95% intervals would cover the true value in fewer than 92%
-of sessions."""
+"""Minimum number of runs: 95% intervals of two would hold in fewer than 92% of sessions."""
 
 
 def _runs(text: str) -> tuple[int | None, int]:

@@ -52,10 +52,9 @@ def validate_plans(
     for text in options.injections:
         rank = parse_injection(text).rank
         if plans and rank is not None and rank >= most:
-            single = (name for name, demands in STRATEGIES.items() if demands.one_process)
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; {' and '.join(single)} have rank 0 only"
+                f"{rank}; the highest is {most - 1}"
             )
 
 

@@ -18,8 +18,7 @@ from gpuscale.measure.telemetry.device import open_smi
 from gpuscale.records import GpuDevice
 
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` and of HIP's variables with which a process sees no GPU; Slurm
-sets `NoDevFiles` in CPU-only jobs."""
+"""Values of `CUDA_VISIBLE_DEVICES` and the like that hide all GPUs; Slurm sets the last one."""
 
 
 def seen_by_torch(device: str) -> dict[str, Any]:

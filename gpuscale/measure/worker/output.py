@@ -95,7 +95,6 @@ KEPT_LINES = 500
 """Number of lines from the end of each process's output that are kept and searched."""
 SHOWN_LINES = 20
 _MOST_SHOWN_LINES = 100
-"""Maximum number of lines of a traceback that are shown."""
 
 
 class LastWords(NamedTuple):
