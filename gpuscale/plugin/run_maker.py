@@ -31,7 +31,6 @@ from gpuscale.store.files import read_any
 from gpuscale.store.results import RESULTS_FOLDER, ResultsFile, validate_writable
 from gpuscale.workload.command_case import CommandCase, validate_scaling
 
-_IMPORTED_BY_CASES = ("torch", "torchvision")
 _OF_THE_CASE = ("raised", "unread")
 """Kinds of failures that the case itself probably causes."""
 
@@ -68,7 +67,7 @@ def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunM
     with ThreadPoolExecutor(max_workers=1) as pool:
         # Import modules here while the process that will fork the ranks does the same. A case that
         # needs a broken or absent module reports the error.
-        for name in _IMPORTED_BY_CASES if command is None else ():
+        for name in ("torch", "torchvision") if command is None else ():
             pool.submit(import_module, name)
         environment = replace(
             launcher.environment, cases_revision=revision or None, cpu_bind=options.cpu_bind
@@ -135,12 +134,9 @@ class RunMaker:
             return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
         if (broken := broken_by(plan.key, self.recorder.new_runs)) is not None:
             return NoRun(f"would fail like {broken.label}, run {broken.index}")
-        if resumed is not None:
-            request = self.request(plan)
+        if resumed is not None and not isinstance(request := self.request(plan), NoRun):
             runs = resumed.results.runs
-            if not isinstance(request, NoRun) and all(
-                is_recorded(one, runs) for one in request.by_metric
-            ):
+            if all(is_recorded(one, runs) for one in request.by_metric):
                 return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
@@ -156,13 +152,10 @@ class RunMaker:
         try:
             with progress_line(self.terminal, self.launcher, request):
                 run = self.launcher.run(request)
-            telemetry = telemetry_of(run, self.launcher.last)
-            software = command_software(request, self.launcher.last)
-            figures = command_figures(request, self.launcher.last)
-            made = [
-                self.recorder.append(each, telemetry, software)
-                for each in runs_by_metric(request, run, figures)
-            ]
+            left = self.launcher.last
+            telemetry, software = telemetry_of(run, left), command_software(request, left)
+            runs = runs_by_metric(request, run, command_figures(request, left))
+            made = [self.recorder.append(each, telemetry, software) for each in runs]
             return made[0]
         except KeyboardInterrupt:
             # Otherwise pytest would print where in gpuscale the signal arrived.
