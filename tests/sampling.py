@@ -61,5 +61,4 @@ def lines_of(path: Path) -> int:
 def _is_absent(output: Path) -> bool:
     """True once the header says that no device can be sampled."""
     header, _ = read_samples(output)
-    devices = header and header.devices.values()
-    return header is not None and all(device.absent for device in devices or ())
+    return header is not None and all(device.absent for device in header.values())

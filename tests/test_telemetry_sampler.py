@@ -208,7 +208,7 @@ def test_every_line_can_be_read_while_the_sampler_writes(tmp_path: Path) -> None
     finally:
         assert sampler.stop() == 0
     assert output.read_text().endswith("}\n")
-    assert json.loads(header)["devices"][nvml.GPU_A]["name"] == "Fake V100 A"
+    assert json.loads(header)[nvml.GPU_A]["name"] == "Fake V100 A"
     for tick in map(json.loads, ticks):
         answers = tick["readings"][nvml.GPU_A]["answers"]
         assert answers["utilization"] == 0.9

@@ -13,7 +13,7 @@ from statements import known
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.gpu_counters import NUMBERS, Reading, clock_events, values_problem
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.telemetry.sampler import SampledDevice, SamplesHeader, Tick, line_of
+from gpuscale.measure.telemetry.sampler import SampledDevice, Tick, line_of
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize, telemetry_of
 from gpuscale.records import GpuSummary
 from gpuscale.records.record import from_json, to_json
@@ -29,8 +29,7 @@ def samples(tmp_path: Path) -> Path:
 
 
 def header(**devices: SampledDevice) -> str:
-    found = devices or {A: SampledDevice(name="Fake V100")}
-    return line_of(SamplesHeader(devices=found))
+    return line_of(devices or {A: SampledDevice(name="Fake V100")})
 
 
 def tick(time_s: float, **readings: Reading) -> str:
@@ -106,7 +105,6 @@ def test_a_field_that_was_not_read_each_time_carries_the_reason(samples: Path) -
     ("text", "windows", "reason"),
     [
         (header(aaaa=SampledDevice(absent="unknown UUID")), [(0, 9)], "unknown UUID"),
-        (line_of(SamplesHeader(absent="no NVIDIA driver")), [(0, 9)], "no NVIDIA driver"),
         (header() + tick(1.0, aaaa=busy(0.5)) * 4, [(2, 3)], OUTSIDE),
         (header() + tick(1.0, aaaa=busy(0.5)), [], OUTSIDE),
         ("", [(0, 9)], ENDED),

@@ -97,13 +97,10 @@ class LoadMeter:
 
 
 class NodeWatch:
-    """Samples the GPUs of this node and collects evidence about the node, for one run at a time.
-
-    `scratch` is a folder on this node for NCCL's logs.
-    """
+    """Samples the GPUs of this node and collects evidence about the node, for one run at a time."""
 
     def __init__(self, scratch: Path) -> None:
-        """Fork the process that reads GPUs, before this process imports torch."""
+        """Fork the process that reads GPUs; `scratch` is a folder on this node for NCCL's logs."""
         self._scratch, self.driver = scratch, DriverProcess()
 
     @contextmanager

@@ -39,8 +39,7 @@ def collect_run(
 ) -> Run:
     """Return the run that the ranks executed; the run's `failure` is set if the run is not valid.
 
-    The argument `failure` is None if all ranks ended normally. `started_at_s` is the Unix time at
-    which the ranks started, and `wall_s` is the number of seconds until all ranks had ended.
+    The argument `failure` is None if all ranks ended normally; `wall_s` lasted until they had.
     """
     empty = Run(
         configuration=request.configuration,

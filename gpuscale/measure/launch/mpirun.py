@@ -145,10 +145,9 @@ def connect(folder: Path, number: int) -> int | None:
     try:
         connection = socket.create_connection((server.addresses[number], server.port), _GREETING_S)
         connection.sendall(server.key.encode())
-        is_accepted = connection.recv(1) == _ACCEPTED
+        if connection.recv(1) != _ACCEPTED:
+            raise ConnectionRefusedError("refused")
     except OSError as error:
         raise OSError(f"cannot connect to where gpuscale runs ({error})") from error
-    if not is_accepted:
-        raise ConnectionRefusedError("gpuscale refuses this connection")
     connection.settimeout(None)
     return connection.detach()

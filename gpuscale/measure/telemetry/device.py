@@ -52,7 +52,6 @@ class Device:
         """Prepare to read counters; functions in `own` (by `Field.moment`) supplement queries."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
-        self._gone: str | None = None
         self._questions = {moment: [*functions] for moment, functions in own.items()}
         for moment, field in MOMENTS.items():
             queries = [q for q in field.queries if q.call.startswith("amdsmi_") is self.is_amd]
@@ -88,7 +87,7 @@ class Device:
 
     def _extended(self, reading: Reading, moments: Iterable[str]) -> Reading:
         for moment in filter(self._questions.__contains__, moments):
-            if reason := self._gone or self.never_offered.get(moment):
+            if reason := self.never_offered.get(moment):
                 reading.absent[moment] = reason
                 continue
             try:
@@ -96,7 +95,7 @@ class Device:
             except QueryError as error:
                 reading.absent[moment] = str(error)
                 if isinstance(error, DeviceGoneError):
-                    self._gone = str(error)
+                    self.never_offered = dict.fromkeys(MOMENTS, str(error))
                 elif isinstance(error, NotSupportedError):
                     self.never_offered[moment] = str(error)
         return reading

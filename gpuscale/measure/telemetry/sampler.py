@@ -40,12 +40,8 @@ class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why the device is not sampled; None if it is sampled."""
 
 
-class SamplesHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a samples file."""
-
-    absent: str | None = None
-    """The reason why there is no driver; None if a driver is present."""
-    devices: dict[str, SampledDevice] = {}
+Header = dict[str, SampledDevice]
+"""The first line of a samples file: the devices by UUID, as in `SamplingOrder.addresses`."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +53,12 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Readings, keyed by device UUID as in `SamplingOrder.addresses`."""
 
 
-def line_of(record: SamplesHeader | Tick) -> str:
+def line_of(record: Header | Tick) -> str:
     """Return a header or tick as a line of a samples file."""
     return msgspec.json.encode(record).decode() + "\n"
 
 
-def read_samples(path: Path) -> tuple[SamplesHeader | None, list[Tick]]:
+def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
     """Return the header and the ticks of a samples file, which may still be growing.
 
     The header is None if missing or incomplete; other incomplete lines are left out.
@@ -71,7 +67,7 @@ def read_samples(path: Path) -> tuple[SamplesHeader | None, list[Tick]]:
     try:
         first, *rest = path.read_bytes().split(b"\n")
         # A prefix of a JSON object is never an object, so a line that can be read is complete.
-        header = msgspec.json.decode(first, type=SamplesHeader)
+        header = msgspec.json.decode(first, type=Header)
     except (FileNotFoundError, msgspec.DecodeError):
         return None, []
     for line in rest:
@@ -149,7 +145,8 @@ def serve(pipe: socket.socket) -> None:
                     pipe.send(str(others).encode())
                     _sample(devices, output, order.interval_s, pipe)
             except (DriverAbsentError, ImportError) as error:
-                output.write(line_of(SamplesHeader(absent=str(error))))
+                absent = SampledDevice(absent=str(error))
+                output.write(line_of(dict.fromkeys(order.addresses, absent)))
                 pipe.send(b"None")
                 pipe.recv(_LONGEST_ORDER_BYTES)
         pipe.send(b"done")
@@ -157,7 +154,7 @@ def serve(pipe: socket.socket) -> None:
 
 def _opened(
     smi: Smi, addresses: Mapping[str, str | None]
-) -> tuple[SamplesHeader, dict[str, Device], int | None]:
+) -> tuple[Header, dict[str, Device], int | None]:
     """Return the header, the devices by UUID, and how many processes use them (None if unknown)."""
     devices, described, others = dict[str, Device](), dict[str, SampledDevice](), None
     for uuid, address in addresses.items():
@@ -171,7 +168,7 @@ def _opened(
     with suppress(QueryError):
         if len(devices) == len(described):
             others = sum(device.compute_processes() for device in devices.values())
-    return SamplesHeader(devices=described), devices, others
+    return described, devices, others
 
 
 def _sample(

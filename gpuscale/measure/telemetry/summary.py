@@ -59,10 +59,10 @@ def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
     end in Unix time, inclusive and in order.
     """
     header, ticks = read_samples(samples)
-    if header is None or header.absent is not None:
-        return TelemetryReport(absent=_SAMPLER_ENDED if header is None else header.absent)
+    if header is None:
+        return TelemetryReport(absent=_SAMPLER_ENDED)
     devices = []
-    for uuid, device in header.devices.items():
+    for uuid, device in header.items():
         mine = [tick for tick in ticks if uuid in tick.readings]
         times, readings = [tick.time_s for tick in mine], [tick.readings[uuid] for tick in mine]
         devices.append(_Seen(uuid, device, windows, times, readings))
