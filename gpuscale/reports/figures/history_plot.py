@@ -33,13 +33,13 @@ _LEAST_ROOM, _ROOM = 0.01, 0.25
 """Margin below the lowest point: a share of the throughput or of its range, whichever is larger."""
 _LABEL_WIDTH, _LABEL_PT, _LABEL_LINES = 0.17, 9, 3
 """Labels in a plot: width as a share of all nights, height in points, and number of rows."""
-_NOTES = (
-    _BEYOND := "arrows: outlying nights beyond the axis, and how far they are from their level",
-    _BOLD := "bold: the change between the levels beside it, each the mean of at most 15 nights, "
-    "without outlying ones",
-    _DRIFT := "after a slow drift: medians of the last week and of the week that differs most",
-    _BARS := "bars: 95 % intervals over the runs of a night",
-    _CUT := "bars that reach an end of the axis go on beyond it",
+_BARS = (
+    "bars: 95 % intervals over the runs of a night, cut at the ends of the axis; arrows: outlying "
+    "nights beyond it, and how far they are from their level"
+)
+_BOLD = (
+    "bold: the change between the levels beside it, each the mean of at most 15 nights, without "
+    "outlying ones; of a slow drift, medians of the last week and of the one that differs most"
 )
 _COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
@@ -58,15 +58,16 @@ def history_picture(measurements: Measurements) -> Picture | None:
     left_out = left_out_of("row", len(ordered) - len(shown))
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
-    height_in, notes, said = 0.9 + 1.05 * len(shown), [*_notes(history)], set[str]()
+    height_in, notes = 0.9 + 1.05 * len(shown), [_BARS, *_notes(history)]
+    if any(row.changes for row in shown):
+        notes.insert(1, _BOLD)
     with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
-            said |= _draw(axes, row, rates)
+            _draw(axes, row, rates)
             axes.set_title(label, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
-        notes[:0] = [note for note in _NOTES if note in said]
         last = len(history.nights) - 1
         onsets = [change.onset for row in shown for change in row.changes]
         named = _named_nights(history.names, onsets)
@@ -109,14 +110,14 @@ def _notes(history: History) -> Iterator[str]:
         yield busy
 
 
-def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> set[str]:
+def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
     """Draw a row's nightly throughput, and a line at each level.
 
     The line is at the means that the changes are computed from. The level of more than 15 nights
     may slope, since a change is computed from the nearest ones.
 
-    Return the notes that explain it. An outlying night beyond the axis is at its end, with a label.
-    Nightly runs are evenly spaced: on a date axis, a single wrong date would squeeze the rest.
+    An outlying night beyond the axis is at its end, with a label. Nightly runs are evenly spaced:
+    on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
     level_rates: dict[int, float] = {}
@@ -162,14 +163,6 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     axes.set_ylim(low, high)
     axes.locator_params(axis="y", nbins=4)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    holds = {
-        _BEYOND: beyond,
-        _BOLD: row.changes,
-        _DRIFT: any(change.kind == "drift" for change in row.changes),
-        _BARS: bars,
-        _CUT: any({low, high} & {*bar[1:]} for bar in bars),
-    }
-    return {note for note, does_hold in holds.items() if does_hold}
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:

@@ -157,7 +157,7 @@ def drawn(
     """Yield a picture with an empty figure in the common style, not registered with pyplot.
 
     All labelled artists get a common legend above the plots. Notes and omitted items are printed
-    below the figure in small type, injected faults first; drawing may add to the notes.
+    below the figure in small type, injected faults first.
     """
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")

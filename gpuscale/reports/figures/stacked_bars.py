@@ -25,8 +25,6 @@ from gpuscale.reports.phrases import OPEN, UNCERTAIN, is_uncertain, row_text
 
 MOST_BARS = 24
 _SHARE = "share of a step"
-_NO_PARTS = "it has no such parts of these rows"
-_NO_WINDOWS = "a baseline file lacks the windows that a budget needs; give its results instead"
 _BAR_IN = 0.5
 _BAR_HEIGHT = 0.36
 """Height of a bar as a share of the space per bar; its label and small parts take the rest."""
@@ -62,14 +60,12 @@ class _Bar(NamedTuple):
 
 def budget_picture(measurements: Measurements) -> Picture | None:
     """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
-    budgets, before = map(_budgets, (measurements.runs, measurements.runs_before))
+    # A baseline file has no windows: the gradient work of a single rank would count as
+    # communication.
+    budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
     worst = by_loss[: _most_rows(measurements.earlier)]
-    lack = _NO_PARTS
-    if not measurements.earlier and not before.keys().isdisjoint(budgets):
-        # Without windows, the gradient work of a single rank would count as communication.
-        before, lack = {}, _NO_WINDOWS
     names = distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
     for (configuration, gpus), each in rows:
@@ -82,7 +78,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
         notes.append(f"{OPEN}: {UNCERTAIN}")
     left_out = left_out_of("row", len(budgets) - len(rows))
     title = "What the efficiency was lost to"
-    return _picture(measurements, title, _SHARE, bars, notes, left_out, lack)
+    return _picture(measurements, title, _SHARE, bars, notes, left_out)
 
 
 def _most_rows(before: Sequence[Run]) -> int:
@@ -142,15 +138,12 @@ def _picture(
     bars: Sequence[_Bar],
     notes: Sequence[str],
     left_out: Sequence[str],
-    lack: str = _NO_PARTS,
 ) -> Picture | None:
-    """Draw bars, with one panel for each case; return None without bars.
-
-    `lack` says why a baseline has no bars.
-    """
+    """Draw bars, with one panel for each case; return None without bars."""
     if not bars:
         return None
     if measurements.baseline is not None and not any(bar.is_baseline for bar in bars):
+        lack = "it has no such parts of these rows (a baseline file has no windows)"
         notes = [*notes, f"the baseline is not drawn: {lack}"]
     # The bar with the most parts determines the order in which the parts of all bars are stacked.
     fullest = sorted(bars, key=lambda bar: -len(bar.parts))

@@ -61,10 +61,7 @@ def pictures(subject: Subject, *names: str) -> list[str]:
     # A figure has room for the first few cases only.
     runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
     drawn = Measurements(
-        runs=runs,
-        baseline=subject.baseline,
-        earlier=subject.earlier,
-        history=subject.history,
+        runs=runs, baseline=subject.baseline, earlier=subject.earlier, history=subject.history
     )
     made = (FIGURES[name](drawn) for name in names)
     return [svg_of(picture) for picture in made if picture is not None]
