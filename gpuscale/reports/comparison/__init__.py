@@ -8,7 +8,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
 from gpuscale.records import CauseKind, Comparison, Finding, Results, Verdict
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import brief_of, headline_of, is_headlined
+from gpuscale.reports.comparison.headline import headline_of, is_headlined
 from gpuscale.reports.comparison.next_step import next_step
 from gpuscale.reports.comparison.rows import (
     Item,
@@ -53,8 +53,6 @@ class View:
     The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now`,
     `command` and `next` follow.
     """
-    brief: str
-    """The verdict in one short line, without intervals; empty without rows."""
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
     ranked: tuple[Row, ...]
@@ -93,7 +91,6 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         comparison=comparison,
         results=results,
         headline=headline,
-        brief=brief_of(comparison, ranked),
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),

@@ -75,11 +75,12 @@ _OF_METRIC = ("verdict", "baseline", "current", "change")
 
 def json(view: View) -> str:
     """Return the comparison as a JSON document (docs/tools.md); unknown values are null."""
-    comparison = view.comparison
+    comparison, headline = view.comparison, view.headline
+    further = (f"{label}: {text}" for label, text in headline if label in ("beware", "cause"))
     return document_text(
         "gpuscale-comparison",
-        headline=[{"label": label, "text": text} for label, text in view.headline],
-        brief=view.brief,
+        headline=[{"label": label, "text": text} for label, text in headline],
+        brief="; ".join((headline[0][1], *further)),
         baseline={
             "name": comparison.baseline_name,
             "machine": comparison.baseline_machine,

@@ -1,7 +1,7 @@
 """The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from gpuscale.base.grouping import by_key
@@ -45,36 +45,13 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
-        ("cause", _first_cause(rows, {note.code for note in comparison.notes})),
+        ("cause", _first_cause(rows)),
         ("changed", "; ".join(dict.fromkeys(changes))),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
         ("command", commands_text(e.configuration for e in comparison.entries if e.configuration)),
     )
     return tuple((label, text) for label, text in lines if text)
-
-
-def brief_of(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """Return the verdict in one short line, for a list of nights; empty without rows.
-
-    It has no intervals: `3 of 4 rows regressed: every GPU lost 12 % of its samples/s; data +4 ms`.
-    The rows must be ranked, the worst first.
-    """
-    if not rows:
-        return ""
-    verdict = phrases.worst_first([row.entry.verdict for row in rows])[0]
-    chosen = [row for row in rows if verdict.is_pass or row.entry.verdict is verdict]
-    if verdict.is_loss:
-        shared = [row for row in sharing(rows) if is_established(row)]
-        causes = [headline(*(row.entry.causes[0] for row in shared))] if shared else []
-        what = "; ".join((*_losses(chosen, is_brief=True), *causes))
-    elif verdict.is_pass:
-        what = _passes(rows)[1]
-    else:
-        is_busy = any(note.code == "busy_host" for note in comparison.notes)
-        what = _doubt(verdict, chosen) + ("; a host was busy" if is_busy else "")
-    counts = f"{len(chosen)} of {phrases.counted(len(rows), 'row')} {verdict.value}"
-    return ": ".join(filter(None, (counts, what)))
 
 
 def is_headlined(note: Statement) -> bool:
@@ -98,11 +75,8 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 
 
-def _losses(chosen: Sequence[Row], *, is_brief: bool = False) -> Iterator[str]:
-    """Yield a description of the loss for each kind of finding, with its rows if kinds differ.
-
-    If `is_brief`, the confidence interval is omitted.
-    """
+def _losses(chosen: Sequence[Row]) -> Iterator[str]:
+    """Yield a description of the loss for each kind of finding, with its rows if kinds differ."""
     of_several = {row.entry.finding for row in chosen if row.entry.key.gpus > 1}
 
     def kind(row: Row) -> object:
@@ -117,10 +91,10 @@ def _losses(chosen: Sequence[Row], *, is_brief: bool = False) -> Iterator[str]:
     )
     for group in groups.values():
         count = f" ({phrases.counted(len(group), 'row')})" if len(groups) > 1 else ""
-        yield f"{_loss(group, is_brief=is_brief)}{count}"
+        yield f"{_loss(group)}{count}"
 
 
-def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
+def _loss(rows: Sequence[Row]) -> str:
     """Describe a loss of rows: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
@@ -134,7 +108,7 @@ def _loss(rows: Sequence[Row], *, is_brief: bool) -> str:
     # An interval around zero cannot be given without signs.
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
     within = ""
-    if ends and one_sided and not is_brief:
+    if ends and one_sided:
         within = f" [{', '.join(format_distinct(rough_percent, ends[0], ends[-1]))}]"
     starts = [row.entry.since or "" for row in rows]
     from_then = f", from {min(starts)} on" if all(starts) else ""
@@ -200,36 +174,21 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     return word.value, "; ".join(parts)
 
 
-def _first_cause(rows: Sequence[Row], notes: Collection[str]) -> str:
+def _first_cause(rows: Sequence[Row]) -> str:
     """Return the most common cause, `computing +10 ms; all 3 rows`; empty if nothing was lost.
 
-    If no cause is established, say why, and name recorded changes or load that may be the cause.
-    `notes` are the codes of the comparison's notes.
+    If no cause is established, say why.
     """
     shared = sharing(rows)
     if not shared:
         return ""
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
-        parts = (statement(causes[0]), _suspects(shared, notes), subject_of(shared, rows))
-        return f"not known: {'; '.join(filter(None, parts))}"
+        return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
     share = phrases.format_range([*map(whole_percent, shares)]) if shares else ""
     of_loss = share and f" ({share} of what got longer)"
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
-
-
-def _suspects(rows: Sequence[Row], notes: Collection[str]) -> str:
-    """Say which recorded change or load may have caused a loss without an established cause.
-
-    Empty for published figures, which have no environment that could have changed.
-    """
-    codes = {cause.code for row in rows for cause in row.entry.causes}
-    suspects = ["a change named below"] if "environment_changed" in codes else []
-    suspects += ["other work on the host"] if "busy_host" in notes else []
-    if suspects:
-        return f"{' or '.join(suspects)} may be it"
-    return "" if "published_figures" in codes else "no change of the environment was recorded"
 
 
 def changes_of(

@@ -19,11 +19,6 @@ _MORE_BEFORE = {
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
-_MORE_ONCE_IDLE = {
-    "baseline": f"{ONCE_IDLE}, and add those runs: {_ADD} {{before}} FILE",
-    "results": "measure both sides again once the host is idle",
-}
-"""Remedy that replaces `_MORE_BEFORE` if the host was busy during the current runs."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -52,15 +47,19 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         notes -= {"busy_host", "busy_host_before"}
     # If nothing was judged, no verdict is doubtful.
     is_doubted = "no_valid_run" in notes or any(row.entry.verdict.is_judged for row in rows)
-    if is_doubted and (caution := _caution(comparison, notes, weight, of_baseline=of_baseline)):
+    if is_doubted and (caution := _caution(comparison, notes, weight)):
         return caution
     if weight == 2:
         return ""
     configuration = worst.entry.configuration
     maker = "gpuscale run" if configuration and configuration.command else "pytest"
     if weight == 0:
+        # The likelier step comes first: that of the change, or that of the cause.
         steps = (_how_to_find_change(comparison, worst), step)
-        step = _after_loss(comparison, shared, steps, is_busy=is_busy)
+        is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
+        step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
+        if step and is_busy and not is_suspected:
+            return f"{ONCE_IDLE}; if the loss stays, {step}"
     if of_baseline and not step:
         return _more_before(comparison, rows, maker, is_injected=is_injected)
     if not step:
@@ -68,20 +67,6 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         remedies = (words.remedy for row in chosen for words in _words(row))
         step = next(filter(None, remedies), "").format(maker=maker)
     return step or (_more_now(comparison, rows, maker) if weight else "")
-
-
-def _after_loss(
-    comparison: Comparison, shared: Sequence[Row], steps: tuple[str, str], *, is_busy: bool
-) -> str:
-    """Return the next step after a loss, given that of the change and that of the cause.
-
-    The likelier comes first; if no change is a likely reason, load on a busy host may be it.
-    """
-    is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
-    step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
-    if step and is_busy and not is_suspected:
-        return f"{ONCE_IDLE}; if the loss stays, {step}"
-    return step
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
@@ -102,13 +87,10 @@ def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
     return f"make about {more_runs}: {maker} … --runs {in_all} --resume {resume}"
 
 
-def _caution(
-    comparison: Comparison, notes: Container[str], weight: int, *, of_baseline: bool
-) -> str:
+def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
     """Return the gravest note's next step; empty if a cause's or a row's next step comes first.
 
-    `weight` is that of the worst row's verdict; `of_baseline` is true if only more baseline runs
-    can settle that row.
+    `weight` is that of the worst row's verdict.
     """
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
@@ -117,7 +99,7 @@ def _caution(
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
         side = "both sides" if "busy_host" in notes else "the baseline"
         first = [f"measure {side} again once the host is idle"]
-    others = [] if weight == 2 or of_baseline else [words.caution for words in found]
+    others = [] if weight == 2 else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 
 
@@ -164,8 +146,6 @@ def _more_before(
     if kind == "baseline" and (is_injected or is_changed):
         more_now = "" if is_injected else _more_now(comparison, rows, maker)
         return more_now or f"add runs of the machine as it was: {_ADD} {before} FILE"
-    if "busy_host" in notes and kind in _MORE_ONCE_IDLE:
-        return _MORE_ONCE_IDLE[kind].format(before=before)
     return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
 
 
