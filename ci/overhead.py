@@ -41,7 +41,7 @@ from gpuscale.plugin.requests import run_request
 from gpuscale.records import Configuration, Environment, Estimate, Failure, RunRequest, TimingPlan
 from gpuscale.records.record import document_text
 from gpuscale.records.request import Measurement
-from gpuscale.reports.phrases import devices_text, interval_text
+from gpuscale.reports.phrases import bounds_text, devices_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn, table
 from gpuscale.workload.cases import case_class
 
@@ -264,7 +264,7 @@ def report_text(report: Report) -> str:
             str(result.gpus),
             f"{result.runs} × {result.pairs // result.runs}",
             format_seconds(result.step_time_s),
-            interval_text(result.ratio, "{:.4f}".format),
+            f"{result.ratio.value:.4f} {bounds_text(result.ratio, '{:.4f}'.format)}",
             f"{result.limit:.3f}",
             result.verdict,
         ]

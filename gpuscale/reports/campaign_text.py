@@ -27,7 +27,7 @@ from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import headline
 from gpuscale.reports.columns import Column, csv_text
 from gpuscale.reports.comparison.formats import family
-from gpuscale.reports.phrases import interval_text
+from gpuscale.reports.phrases import found_change_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 
 _MOST_HEALTHY = 8
@@ -87,7 +87,7 @@ class SweepView:
                 if node.past is not None:
                     texts.append(f"{format_percent(node.past, signed=True)} in earlier sweeps")
                 text = "   ".join(filter(None, (*texts, _seen_text(node))))
-                found.append((node, interval_text(node.speed), text))
+                found.append((node, found_change_text(node.speed), text))
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
@@ -215,7 +215,7 @@ def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
     A row holds a label such as `from` or `slower`, the environment's name, and its relative speed.
     """
     shown = (
-        (answer, words, interval_text(speed) if speed else "") for answer, words, speed in rows
+        (answer, words, found_change_text(speed) if speed else "") for answer, words, speed in rows
     )
     return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
 
@@ -236,9 +236,9 @@ def bisection_text(
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is BisectionFinding.SAME:
         rest = rest or "what is left: driver, firmware, kernel, node"
-        said = f"SAME   both run alike here and now, {interval_text(found.loss)}"
+        said = f"SAME   both run alike here and now, {found_change_text(found.loss)}"
         return f"{said}\nnext   these changes are not it; {rest}"
-    loss = [f"loss   {interval_text(found.loss)} in the bad environment"] if found.loss else []
+    loss = [f"loss   {found_change_text(found.loss)} in the bad environment"] if found.loss else []
     if found.finding is BisectionFinding.UNDECIDED:
         heading = "UNDECIDED"
     else:
@@ -248,7 +248,9 @@ def bisection_text(
         heading = f"{found.finding.name}  {named}"
     why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
     ends = zip(_IN_ORDER if is_ordered else _APART, (found.alone, found.taken_back), strict=True)
-    proofs = [f"       {name:<31} {interval_text(seen)}" for name, seen in ends if seen is not None]
+    proofs = [
+        f"       {name:<31} {found_change_text(seen)}" for name, seen in ends if seen is not None
+    ]
     return "\n".join((*loss, heading, *proofs, f"next   {why}"))
 
 

@@ -84,7 +84,7 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
         size = f" of {format_bytes(probe.message_bytes)}" if probe.message_bytes else ""
         compared = "" if each.beside is ComparedWith.BASELINE else ", beside other devices then"
         yield (
-            f"probe: {probe.name}{size} {phrases.interval_text(each.change)} on "
+            f"probe: {probe.name}{size} {phrases.found_change_text(each.change)} on "
             f"{probe_place(probe)}{compared}: confirms {PROBES[probe.name].confirms}"
         )
 

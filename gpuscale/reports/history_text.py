@@ -136,12 +136,13 @@ def level_header(history: History) -> str:
     return next(iter(level_columns(row.point.configuration for row in history.rows)))
 
 
-def standings(history: History, *, with_batches: bool = True) -> list[dict[str, Cell]]:
+def standings(history: History) -> list[dict[str, Cell]]:
     """Return a table comparing each row's latest nightly result with its earlier ones."""
     nights = history.names
     cases = phrases.set_apart([row.point.configuration for row in history.rows])
     level = level_header(history)
-    has_batches = with_batches and any(row.point.batch_per_gpu for row in history.rows)
+    distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
+    has_batches = len(distinct) < len(history.rows)
     rows = []
     for row in history.rows:
         if row.nights[-1] < len(nights) - 1:
@@ -175,9 +176,7 @@ def standings(history: History, *, with_batches: bool = True) -> list[dict[str, 
 def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
     """Return a table of the latest nights' results; `day` is left out of the nights' names."""
     level, rows = level_header(history), []
-    distinct = {(row.point.configuration, row.point.gpus) for row in history.rows}
-    table = standings(history, with_batches=len(distinct) < len(history.rows))
-    for row, cells in zip(history.rows, table, strict=True):
+    for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
         for i in range(len(history.nights))[-_MOST_NIGHTS:]:
             cost = history.nights[i].log_costs.get(row.point)

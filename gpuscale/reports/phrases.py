@@ -66,6 +66,7 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         f"micro-batches {configuration.micro_batches}" if configuration.micro_batches else None,
         "synthetic data through a loader" if data == "loader" else data and f"{data} data",
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
+        f"{configuration.scaling} scaling" if configuration.scaling else None,
     )
     return tuple(filter(None, words))
 
@@ -216,16 +217,6 @@ def percent_text(fraction: float, more: int = 0) -> str:
     return format_percent(fraction, signed=True, decimals=1 + more)
 
 
-def interval_text(estimate: Estimate | None, form: Callable[[float], str] = percent_text) -> str:
-    """Format an estimate, by default a change: `−9.1 % [−10.2 %, −8.0 %]`; `–` for None.
-
-    Without an interval, only the value is formatted.
-    """
-    if estimate is None:
-        return UNKNOWN
-    return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
-
-
 def spread_text(estimate: Estimate, form: Callable[[float], str]) -> str:
     """Format an interval, `±2.1 %`, or its bounds if it is wide; empty without an interval."""
     if estimate.low is None or estimate.high is None:
@@ -282,8 +273,10 @@ def change_text(change: Estimate) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
-def found_change_text(change: Estimate) -> str:
-    """Format a change that was found although its size may be uncertain, which is then said."""
+def found_change_text(change: Estimate | None) -> str:
+    """Format a change that was found, and say if its size is uncertain; return `–` for None."""
+    if change is None:
+        return UNKNOWN
     text = change_text(change)
     return f"{percent_text(change.value)}, {text}" if text == UNCERTAIN else text
 

@@ -118,11 +118,9 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
 
 def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, _Curve]:
     names = distinct_names([point.configuration for point in points])
-    has_both = len({configuration.scaling for configuration in names}) > 1
     curves = {}
     for configuration, own in by_key((point.configuration, point) for point in points).items():
         label = names[configuration].removeprefix(f"{configuration.case}/")
-        label += f", {configuration.scaling} scaling" if has_both else ""
         curves[configuration] = _Curve(own, label, origin)
     return curves
 
@@ -233,10 +231,7 @@ def _draw_curve(
 
 def _notes(curves: Sequence[_Curve], baseline: Baseline | None) -> Iterator[str]:
     """Yield notes on the options, the intervals and the source of published figures."""
-    configurations = [curve.configuration for curve in curves]
-    modes = {f"{each.scaling} scaling" for each in configurations if each.scaling}
-    options = (configurations_text(configurations), *modes)
-    yield "; ".join(filter(None, options if len(modes) < 2 else options[:1]))
+    yield configurations_text(curve.configuration for curve in curves)
     measured = [point for curve in curves if curve.origin != "published" for point in curve.points]
     if any(point.samples_per_s and point.samples_per_s.has_interval for point in measured):
         yield "bars: 95 % intervals over a point's runs; verdicts also heed the spread of others"

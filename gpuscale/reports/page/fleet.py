@@ -9,7 +9,7 @@ from gpuscale.records.cause import NodeState, NodeVerdict
 from gpuscale.reports.campaign_text import SweepView
 from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.page import TONES, Block, Section, Table, rendered
-from gpuscale.reports.phrases import counted, interval_text, to_minutes
+from gpuscale.reports.phrases import counted, found_change_text, to_minutes
 
 _TONES: Mapping[NodeState, Tone] = {
     NodeState.SICK: "loss",
@@ -105,7 +105,7 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
 
 def _of_node(node: NodeVerdict, marks: str) -> str:
     """Wrap a node's SVG marks in the colour of its state, with name and speed as a tooltip."""
-    speed = interval_text(node.speed)
+    speed = found_change_text(node.speed)
     title = f"<title>{html.escape(node.node)}: {speed}</title>"
     weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""
     return f'<g style="color:var(--{_TONES.get(node.state, "quiet")})"{weight}>{title}{marks}</g>'

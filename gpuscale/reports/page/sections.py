@@ -130,7 +130,7 @@ def nights(subject: Subject) -> Section | None:
     if history is None:
         return None
     caption = "The last night of each row against the nights before"
-    tables = [Table(caption=caption, rows=history_text.standings(history, with_batches=False))]
+    tables = [Table(caption=caption, rows=history_text.standings(history))]
     if history.nodes:
         tables.append(Table(caption="The slowest nodes", rows=history_text.node_table(history)))
     blocks = []

@@ -28,7 +28,7 @@ def budget(subject: Subject) -> Section | None:
     if not found:
         return None
     findings = (f"{row}: {text}" for row, text in budget_findings(subject.runs))
-    notes = [*budget_legend(found, "the phases below include"), *_few([*findings])]
+    notes = [*budget_legend(found), *_few([*findings])]
     return Section(
         title="Where the efficiency went", figures=pictures(subject, "budget"), notes=notes
     )

@@ -101,8 +101,6 @@ def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
 _EPOCH: Column[ScalingPoint] = Column("epoch_time_s", "epoch", format_seconds, "±")
 _FIRST = ("value", "step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that come first on a narrow terminal."""
-_SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each {device}"}
-"""Templates of notes that replace columns in which all rows agree, keyed by header."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
@@ -148,8 +146,7 @@ def scaling_cells(
 
     Intervals are 95 %; a single run has none.
     """
-    shared = _shared_texts(points)
-    headers = ["case", "GPUs", *(name for name in _SHARED if name not in shared), "runs"]
+    headers = ["case", "GPUs", *([] if _shared_batch(points) else ["batch/GPU"]), "runs"]
     headers += level_columns(point.configuration for point in points)
     if with_epoch or any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
@@ -167,13 +164,10 @@ def scaling_cells(
     return cells_under(headers, points, runs, steps)
 
 
-def _shared_texts(points: Sequence[ScalingPoint]) -> dict[str, str]:
-    """Return the texts of `_SHARED` columns in which all points agree, keyed by header."""
-    texts = {
-        "scaling": {point.configuration.scaling or UNKNOWN for point in points},
-        "batch/GPU": {phrases.known_text(point.batch_per_gpu, str) for point in points},
-    }
-    return {name: values.pop() for name, values in texts.items() if len(values) == 1}
+def _shared_batch(points: Sequence[ScalingPoint]) -> str:
+    """Return the batch per GPU on which all points agree, `–` if unknown; empty if they differ."""
+    texts = {phrases.known_text(point.batch_per_gpu, str) for point in points}
+    return texts.pop() if len(texts) == 1 else ""
 
 
 def cells_under(
@@ -191,8 +185,7 @@ def cells_under(
     rows = []
     for point, others in zip(points, further or [{}] * len(points), strict=True):
         cells = {column.header: column.cell(point) for column in columns}
-        scaling = Cell(point.configuration.scaling or UNKNOWN)
-        cells |= {"case": Cell(names[point.configuration]), "scaling": scaling}
+        cells["case"] = Cell(names[point.configuration])
         cells |= {"epoch": _EPOCH.cell(point), **others}
         rows.append({header: cells[header] for header in headers})
     return named_on((point.configuration.device for point in points), rows)
@@ -204,9 +197,9 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
     device = next((point.configuration.device for point in points), "")
-    alike, word = _shared_texts(points).items(), device_word(device)
-    shared = [_SHARED[name].format(text, device=word) for name, text in alike if text != UNKNOWN]
-    yield "; ".join(filter(None, (configurations, *shared, intervals)))
+    batch = _shared_batch(points)
+    shared = "" if batch in ("", UNKNOWN) else f"batch {batch} on each {device_word(device)}"
+    yield "; ".join(filter(None, (configurations, shared, intervals)))
     levels = (value for p in points for value in (p.step_time_s, p.value, p.speedup))
     if any(map(phrases.is_uncertain, levels)):
         yield f"{phrases.OPEN}: {phrases.UNCERTAIN}; measure more runs, or on a quieter machine"

@@ -58,18 +58,13 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
             )
 
 
-def budget_legend(
-    budgets: Iterable[EfficiencyBudget], phases_include: str = "show --phases includes"
-) -> Iterator[str]:
-    """Yield explanations of the parts of budgets.
-
-    `phases_include` says what includes the overhead that budgets omit; ` it` is appended.
-    """
+def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
+    """Yield explanations of the parts of budgets."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of devices; communication: exposed, "
-            f"without the overhead that a single rank has too ({phases_include} it)"
+            "without the overhead that a single rank has too (show --phases includes it)"
         )
     if "bubble" in named:
         yield (
