@@ -29,9 +29,8 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts, were_hosts_busy
-from gpuscale.reports.phrases import busy_text, load_text
+from gpuscale.reports.phrases import busy_text, load_text, runs_text
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.show.formats import runs_text
 from gpuscale.store.files import file_errors, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES

@@ -30,10 +30,10 @@ from gpuscale.records import Baseline, Results, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
-from gpuscale.reports.phrases import FOUND, format_range, verdict_word
+from gpuscale.reports.phrases import FOUND, format_range, runs_text, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, wrapped
-from gpuscale.reports.show.formats import runs_text, step_time_text
+from gpuscale.reports.show.formats import step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
 _MOST_NAMED = 5

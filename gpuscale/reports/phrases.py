@@ -112,6 +112,12 @@ def load_text(load: HostLoad) -> str:
     return ", ".join(texts)
 
 
+def runs_text(runs: Sequence[Run]) -> str:
+    """Count the runs and their allocations: `12 runs in 4 allocations`."""
+    allocations = counted(len({run.allocation for run in runs}), "allocation")
+    return f"{counted(len(runs), 'run')} in {allocations}"
+
+
 def busy_text(runs: Sequence[Run]) -> str:
     """Say how many runs had a busy host, and the highest load; empty if no host was busy."""
     if not (busy := busy_hosts(runs)):

@@ -1,16 +1,19 @@
-"""Formats of `gpuscale show`: results and baselines as text, CSV and JSON (and latex.py)."""
+"""Formats of `gpuscale show`: results and baselines as text, CSV, JSON and LaTeX."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
 import msgspec
 
+from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
 from gpuscale.analysis.steps import PHASES, typical_steps
+from gpuscale.base.errors import FileError
 from gpuscale.base.grouping import by_key
-from gpuscale.base.host import GPU_KINDS, UNRECORDED
+from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant, visible
 from gpuscale.judge.baseline import entries_of
 from gpuscale.judge.compare.notes import outlying_nights
@@ -41,18 +44,8 @@ from gpuscale.reports.show import (
     scaling_table,
     table_notes,
 )
-from gpuscale.reports.show.latex import latex
 from gpuscale.reports.show.step_parts import phase_lines
 
-_DEVICES = {
-    "cpu": "cpu, over gloo",
-    **{device: f"{device}, over {kind.library}" for device, kind in GPU_KINDS.items()},
-}
-_TIMED: Mapping[str | None, str] = {
-    "job": "whole job",
-    "training_loop": "training loop",
-    "epoch": "epoch",
-}
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
 
@@ -88,9 +81,8 @@ def _heading(results: Results, shown: Shown) -> Iterator[str]:
     is_imported = environment.device == UNRECORDED
     by = f"{', imported' if is_imported else ''} by gpuscale {results.gpuscale_version}"
     yield f"measured  {phrases.times_text(results.runs, results.created_at)} UTC{by}"
-    device = _DEVICES.get(environment.device, environment.device)
     if machine := ": ".join(filter(None, (environment.host, environment.hardware_label))):
-        yield f"machine   {machine}{'' if is_imported else f' (device: {device})'}"
+        yield f"machine   {machine}{'' if is_imported else f' (device: {environment.device})'}"
     if software := phrases.software_text(environment):
         yield f"software  {software}"
     if command := commands_text(run.configuration for run in results.runs):
@@ -118,10 +110,9 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     """Yield the machine, source, time and software of the baseline, then an empty line."""
     yield f"baseline  {baseline.name}: {machine_label(baseline)}"
     if baseline.source is not None:
-        parts = [baseline.source.title, baseline.source.published, baseline.source.url]
-        yield f"source    {', '.join(part for part in parts if part)}"
-        if baseline.source.note:
-            yield f"          {baseline.source.note}"
+        source = baseline.source
+        parts = (source.title, source.published, source.url, source.note)
+        yield f"source    {', '.join(filter(None, parts))}"
     if baseline.recorded_at is not None:
         version = baseline.gpuscale_version
         tool = f", with gpuscale {version}" if version else ""
@@ -129,8 +120,6 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         yield f"measured  {when} UTC{tool}"
     if baseline.recorded_by is not None:
         yield f"recorded  by {baseline.recorded_by}"
-    if baseline.history:
-        yield f"updated   {phrases.to_minutes(baseline.history[-1].at)} UTC, see below"
     places = (
         # Without a scheduler, the allocation's name already contains the host.
         (phrases.software_text(e), name if (e.host or "") in name else f"{name} on {e.host}")
@@ -153,7 +142,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
     yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
-        yield f"          {entry.label} was {step_time_text(runs)} ({runs_text(runs)})"
+        yield f"          {entry.label} was {step_time_text(runs)} ({phrases.runs_text(runs)})"
     if change.added:
         yield f"          new: {', '.join(change.added)}"
 
@@ -184,12 +173,6 @@ def step_time_text(runs: Sequence[Run]) -> str:
     return level_text(level_of(PointKey.of(runs[0]), mean))
 
 
-def runs_text(runs: Sequence[Run]) -> str:
-    """Count the runs and their allocations: `12 runs in 4 allocations`."""
-    allocations = phrases.counted(len({run.allocation for run in runs}), "allocation")
-    return f"{phrases.counted(len(runs), 'run')} in {allocations}"
-
-
 def _published(point: ScalingPoint) -> dict[str, Cell]:
     """Return a published value and what it measures: `41.2 s`, `wall clock of the epoch`."""
     if point.samples_per_s is not None:
@@ -199,7 +182,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
     else:
         assert point.figure is not None, "a published point has its figure"
         amount = phrases.known_text(point.figure.mean_time_s, format_seconds)
-        what = f"wall clock of the {_TIMED[point.figure.timed]}"
+        what = f"wall clock of the {str(point.figure.timed).replace('_', ' ')}"
     return {"reference": Cell(amount), "of": Cell(what)}
 
 
@@ -252,6 +235,60 @@ def _origin(shown: Shown) -> dict[str, object]:
         source, environments = content.source, dict(content.environments)
     version = {"gpuscale_version": content.gpuscale_version}
     return {"shown": what, **named, **version, "source": source, "environments": environments}
+
+
+_LATEX_HEADERS = (
+    *("case", "kind", "batch/GPU", "nodes"),
+    *("GPUs", "step time", "samples/s", "speedup", "efficiency", "GPU-hours"),
+)
+# Characters that pdflatex does not know without a package.
+_FOREIGN = re.compile("[^\n\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
+
+
+def latex(shown: Shown) -> str:
+    """Return the rows as a LaTeX table, for a paper or a proposal for computing time."""
+    from tabulate import LATEX_ESCAPE_RULES, tabulate
+
+    headers = _LATEX_HEADERS[: None if shown.steps else -1]
+    cells = cells_under(headers, shown.points, steps=shown.steps)
+    if not cells:
+        raise FileError(shown.path, "no run was recorded, so there is no table")
+    # A printed page is narrow: the caption has what all rows share, and intervals have own lines.
+    shared = [name for name in [*cells[0]][:4] if len({row[name].text for row in cells}) == 1]
+    narrow = [{name: row[name] for name in row if name not in shared} for row in cells]
+    pairs = ([(cell.text, cell.below) for cell in row.values()] for row in narrow)
+    rows = [line for pair in pairs for line in zip(*pair, strict=True) if any(line)]
+    sides = ["left" if name in ("case", "kind") else "right" for name in narrow[0]]
+    table = tabulate(rows, [*narrow[0]], "latex_booktabs", disable_numparse=True, colalign=sides)
+    # Names of cases take the room of two columns.
+    size, gap_pt = ("scriptsize", 0.75) if "case" in narrow[0] else ("footnotesize", 2)
+    caption = "".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in _caption(shown))
+    written = (
+        f"% gpuscale {__version__}; needs \\usepackage{{booktabs}}\n"
+        f"\\begin{{table}}\n\\centering\\{size}\\setlength{{\\tabcolsep}}{{{gap_pt}pt}}\n"
+        f"\\caption{{{caption}}}\n{table}\n\\end{{table}}"
+    )
+    return _FOREIGN.sub("?", written)
+
+
+def _caption(shown: Shown) -> str:
+    """Return the caption: the origin of the numbers, and the meaning of intervals and GPU-hours."""
+    content = shown.content
+    if isinstance(content, Results):
+        where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
+    else:
+        where = machine_label(content)
+        if content.source is not None:
+            where += f"; published figures from {content.source.title}"
+    warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
+    hours = "" if shown.steps is None else f" Hours are those of {shown.steps:,} steps."
+    first, *others = {point.configuration for point in shown.points}
+    what = "" if others else f" of {first.label}"
+    note, points = next(table_notes(shown.points)), shown.points
+    counts = sorted({p.valid_runs for p in points if p.kind == "measured" and p.valid_runs})
+    if counts[-1:] > [1]:
+        note += f" ({phrases.format_range([*map(str, counts)])} of each measured row)"
+    return f"{warning}Scaling{what} on {where}; {note}.{hours}"
 
 
 SHOWN_FORMATS: Mapping[str, Format[Shown]] = {
