@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.phrases import age_text, counted, enumerated, to_minutes
+from gpuscale.reports.phrases import counted, enumerated, to_minutes
 from gpuscale.store.files import file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
@@ -157,7 +156,7 @@ def newest_input() -> Path:
         if any(run.is_valid for run in results.runs):
             if newer := [visible(str(other)) for other in paths[:number]]:
                 remark(f"left out: newer, but without a valid run: {enumerated(newer, 2)}")
-            measured = f"{to_minutes(results.created_at)} UTC{age_text(results, datetime.now(UTC))}"
+            measured = f"{to_minutes(results.created_at)} UTC"
             remark(f"the newest results: {visible(str(path))}, measured {measured}")
             return path
     shown = visible(str(paths[0]))

@@ -17,15 +17,7 @@ from gpuscale.base.text import (
     format_seconds,
     significant,
 )
-from gpuscale.records import (
-    Configuration,
-    Environment,
-    Estimate,
-    HostLoad,
-    Results,
-    Run,
-    Verdict,
-)
+from gpuscale.records import Configuration, Environment, Estimate, HostLoad, Run, Verdict
 from gpuscale.records.run import busy_hosts
 
 UNKNOWN = "–"
@@ -35,7 +27,6 @@ SEVERAL_UNITS = "metrics in several units, each a row of its own"
 FOUND = "found in 19 of 20 nights"
 _WIDEST_SYMMETRIC = 0.2
 _MOST_ITEMS = 8
-_DAY_S = 86400
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|Z)")
 
 
@@ -173,14 +164,6 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
     began, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1]))
     ends = format_range([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
     return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
-
-
-def age_text(results: Results, now: datetime) -> str:
-    """Return the time since the last run as `, 3 days ago`; empty if it is less than a day."""
-    begun_s = datetime.fromisoformat(results.created_at).timestamp()
-    last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
-    days = int((now.timestamp() - last_s) // _DAY_S)
-    return "" if days < 1 else f", {counted(days, 'day')} ago"
 
 
 def software_text(environment: Environment) -> str:
