@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import counted, format_bytes, format_seconds, whole_percent
+from gpuscale.base.text import format_bytes, format_seconds, whole_percent
 from gpuscale.records import EnvironmentChange, Probe
 from gpuscale.records.cause import (
     Cause,
@@ -108,9 +108,8 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
     """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
     facts = by_key((f"{each.host} {each.port}", port_text(each)) for each in symptoms)
-    yield from (f"{place}: {', '.join(facts[place])}" for place in [*facts][:_NAMED_PORTS])
-    if len(facts) > _NAMED_PORTS:
-        yield f"and {counted(len(facts) - _NAMED_PORTS, 'more port')}"
+    texts = [f"{place}: {', '.join(found)}" for place, found in facts.items()]
+    yield from phrases.few(texts, _NAMED_PORTS, "port")
     if any(symptom.fact in PORT_COUNTERS_BY_NAME for symptom in symptoms):
         yield "counters are the host's: traffic of other jobs may be in them"
 

@@ -205,13 +205,12 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
-    details = [
+    changed = [
         f"{names[change.point]}: {phrases.rate_word(change.point.configuration)} "
         f"{phrases.found_change_text(change.throughput)}"
-        for change in shown[:_MOST_ROWS]
+        for change in shown
     ]
-    if len(shown) > _MOST_ROWS:
-        details.append(f"and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}")
+    details = phrases.few(changed, _MOST_ROWS, "row")
     if is_drift:
         details.append("slowly: no single night began it")
     elif event.environment:

@@ -130,6 +130,12 @@ def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def few(texts: Sequence[str], most: int, word: str) -> list[str]:
+    """Return the first texts; a longer list ends with the number of others: `and 3 more rows`."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"and {counted(more, f'more {word}')}"] if more > 0 else [])]
+
+
 def format_range(texts: Sequence[str]) -> str:
     """Join the first and the last text, `2.3 % to 6.3 %`; if both are equal, return only one."""
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))

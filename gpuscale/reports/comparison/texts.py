@@ -11,7 +11,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found, subject_of
-from gpuscale.reports.phrases import UNKNOWN, counted
+from gpuscale.reports.phrases import UNKNOWN, counted, few
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
@@ -140,9 +140,9 @@ def markdown(view: View) -> str:
     ]
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     blocks += _markdown_table(open_rows)
-    blocks += _first([*_reasons(view.explanations)], _MOST_REASONS, "more reason")
+    blocks += few([*_reasons(view.explanations)], _MOST_REASONS, "reason")
     notes = [f"- {_plain(note)}" for note in view.notes]
-    blocks.append("\n".join(_first(notes, _MOST_NOTES, "more note")))
+    blocks.append("\n".join(few(notes, _MOST_NOTES, "note")))
     if fine := [row for row in rows if row.entry.verdict.is_pass]:
         found = losses_found(row.entry for row in fine)
         folded = "\n\n".join(filter(None, (*_markdown_table(fine), found)))
@@ -165,13 +165,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
         header = f"| {' | '.join((*names, 'change', last))} | |"
         rules = "|---|--:" + "|---" * (len(names) + 1) + "|"
         yield "\n".join((header, rules, *lines[:_MOST_ROWS]))
-        yield from _first(lines, _MOST_ROWS, "more row")[_MOST_ROWS:]
-
-
-def _first(texts: Sequence[str], most: int, rest: str) -> Sequence[str]:
-    """Return at most `most` texts; a longer list ends with `… 3 {rest}s, left out here`."""
-    left = len(texts) - most
-    return texts if left <= 0 else [*texts[:most], f"… {counted(left, rest)}, left out here"]
+        yield from few(lines, _MOST_ROWS, "row")[_MOST_ROWS:]
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:

@@ -1,8 +1,4 @@
-"""Pictures of results, baselines and histories, drawn by matplotlib (the extra `plots`).
-
-To add a figure, write a function that takes `Measurements` and returns a `Picture`, or None if it
-has nothing to draw, and list the function in `FIGURES`.
-"""
+"""Pictures of results, baselines and histories, drawn by matplotlib (the extra `plots`)."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,3 +17,4 @@ FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "phases": phases_picture,
     "history": history_picture,
 }
+"""Functions that draw, keyed by name; they return None if there is nothing to draw."""

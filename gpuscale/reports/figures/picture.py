@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from gpuscale.analysis.history import History
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Baseline, Configuration, Run
-from gpuscale.reports.phrases import counted, injection_warning, set_apart
+from gpuscale.reports.phrases import counted, few, injection_warning, set_apart
 
 INK = "#1b1b1c"
 """Colour of axes and text; `svg_of` replaces it with the colour of the surrounding text."""
@@ -96,9 +96,9 @@ class Measurements:
         texts = [
             f"{row.label}: {row.valid_runs} of "
             f"{counted(row.valid_runs + row.failed_runs, 'run')} gave a number"
-            for row in rows[:_MOST_FAILED]
+            for row in rows
         ]
-        return [*texts, *left_out_of("row", len(rows) - _MOST_FAILED)]
+        return few(texts, _MOST_FAILED, "row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

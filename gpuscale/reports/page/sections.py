@@ -1,9 +1,10 @@
-"""The report page: its verdict, and its sections on causes, rows and nights."""
+"""The report page: its verdict, and its sections on causes, rows, steps, ranks and nights."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
+from gpuscale.analysis.steps import efficiency_budgets, typical_steps
 from gpuscale.base.host import device_word
 from gpuscale.records import Results, Run, Verdict
 from gpuscale.records.configuration import commands_text
@@ -11,6 +12,8 @@ from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item, Row, losses_found
+from gpuscale.reports.figures import FIGURES
+from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.page import (
     TONES,
     Block,
@@ -21,8 +24,18 @@ from gpuscale.reports.page import (
     tone_of,
     without_unknown,
 )
-from gpuscale.reports.page.step_sections import budget, curves, phases, pictures, ranks
 from gpuscale.reports.show import failures, odd_runs, scaling_cells, table_notes
+from gpuscale.reports.show.step_parts import (
+    budget_findings,
+    budget_legend,
+    phase_cells,
+    phase_notes,
+    rank_cells,
+)
+
+_MOST_FINDINGS = 8
+_MOST_RANKS = 32
+"""Maximum number of ranks shown, so that a page of a hundred rows stays small."""
 
 
 def causes(subject: Subject) -> Section | None:
@@ -113,6 +126,75 @@ def _measured(runs: Sequence[Run]) -> Section:
     )
     notes = [*table_notes(points), *odd_runs(runs), *failures(runs)]
     return Section(title="Rows", tables=[table], notes=notes)
+
+
+def budget(subject: Subject) -> Section | None:
+    """Return the section on the efficiency budget; None if no row has one."""
+    found = [each for each in efficiency_budgets(subject.runs) if each.parts]
+    if not found:
+        return None
+    findings = [f"{row}: {text}" for row, text in budget_findings(subject.runs)]
+    notes = [*budget_legend(found), *phrases.few(findings, _MOST_FINDINGS, "finding")]
+    return Section(
+        title="Where the efficiency went", figures=pictures(subject, "budget"), notes=notes
+    )
+
+
+def phases(subject: Subject) -> Section | None:
+    """Return the section on the phases of a step in each row; None if none were recorded."""
+    steps = typical_steps(subject.runs)
+    if not steps:
+        return None
+    table = Table(
+        caption="The time of each phase, and in small type its share of the step",
+        rows=phase_cells(steps),
+    )
+    figures, notes = pictures(subject, "phases"), [*phase_notes(steps)]
+    return Section(title="Phases", figures=figures, tables=[table], notes=notes)
+
+
+def pictures(subject: Subject, *names: str) -> list[str]:
+    """Return those of the named figures that have data, as SVG, each with the worst cases first."""
+    ranked = subject.view.ranked if subject.view else ()
+    cases = dict.fromkeys(row.entry.key.case for row in ranked)
+    places = {case: place for place, case in enumerate(cases)}
+    # A figure has room for the first few cases only.
+    runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
+    drawn = Measurements(
+        runs=runs, baseline=subject.baseline, earlier=subject.earlier, history=subject.history
+    )
+    made = (FIGURES[name](drawn) for name in names)
+    return [svg_of(picture) for picture in made if picture is not None]
+
+
+def curves(subject: Subject) -> Section | None:
+    """Return the section on time, throughput and speedup against GPU count; None without data."""
+    found = pictures(subject, "time", "throughput", "speedup")
+    return Section(title="Curves", figures=found) if found else None
+
+
+def ranks(subject: Subject) -> Section | None:
+    """Return the section on the ranks in each row's slowest run; None if no pace is known."""
+    ranked = subject.view.ranked if subject.view else ()
+    keys = dict.fromkeys(row.entry.key for row in ranked)
+    places = {key: place for place, key in enumerate(keys)}
+    cells = rank_cells(sorted(subject.runs, key=lambda run: places.get(run.key, 0)))
+    if not cells:
+        return None
+    more = len(cells) - _MOST_RANKS
+    on_gpus = subject.runs[0].configuration.device != "cpu"
+    reported = ", and what its GPU reported over the run" if on_gpus else ""
+    table = Table(
+        caption=f"The pace of each rank by itself{reported}",
+        rows=without_unknown(cells[:_MOST_RANKS]),
+        words=frozenset({"rank", "held back by"}),
+    )
+    return Section(
+        title=f"What each {'GPU' if on_gpus else 'rank'} did",
+        intro=f"The slowest run of each row{', the worst verdicts first' if ranked else ''}.",
+        tables=[table],
+        notes=[f"{phrases.counted(more, 'more rank')}: see the results file"] if more > 0 else (),
+    )
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
-"""The parts of a step: efficiency budget, stragglers, phases and connections."""
+"""The parts of a step: efficiency budget, stragglers, phases, connections and paces of ranks."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.steps import (
     EfficiencyBudget,
@@ -10,11 +10,12 @@ from gpuscale.analysis.steps import (
     steps_of,
     typical_steps,
 )
+from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import format_percent, format_seconds, significant
+from gpuscale.base.text import format_percent, format_seconds, significant, whole_percent
 from gpuscale.judge.diagnose.step_parts import stragglers_of
-from gpuscale.records import PointKey, Run
+from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.screen import fitted
@@ -25,6 +26,14 @@ NAMED_GAIN = 2
 """Smallest reported gain of efficiency by communication (a negative loss), in points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
+_LAGS = 0.05
+"""Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
+_TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
+    ("power_mean_w", "power", "{:.0f} W".format),
+    ("utilization_mean", "busy", whole_percent),
+    ("temperature_max_c", "hottest", "{:.0f} °C".format),
+)
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -206,3 +215,44 @@ def _connection_lines(runs: Sequence[Run]) -> Iterator[str]:
                 text = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
                 rows.setdefault(text, {})[run.label] = None
     yield from (f"{'; '.join(labels)}: {text}" for text, labels in rows.items())
+
+
+def rank_cells(runs: Iterable[Run]) -> list[dict[str, Cell]]:
+    """Return a row per rank of the slowest run of each point: its pace, and its GPUs' counters.
+
+    Runs in which no rank recorded its pace are ignored.
+    """
+    valid = (run for run in runs if run.is_valid)
+    paced = (run for run in valid if any(rank.pace_s is not None for rank in run.ranks))
+    points = by_key((PointKey.of(run), run) for run in paced).values()
+    slowest = [max(point, key=lambda run: run.step_time_s) for point in points]
+    names = phrases.set_apart([run.configuration for run in slowest])
+    return [row for run in slowest for row in _rank_rows(run, names)]
+
+
+def _rank_rows(run: Run, names: Mapping[Configuration, str]) -> Iterator[dict[str, Cell]]:
+    summaries = {summary.uuid: summary for summary in run.gpu_summaries}
+    median_s = statistics.median_low(rank.pace_s for rank in run.ranks if rank.pace_s is not None)
+    for rank in sorted(run.ranks, key=lambda report: report.rank):
+        devices = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
+        numbers = ", ".join(f"GPU {number}" for number in rank.devices) or "CPU"
+        lags = rank.pace_s is not None and rank.pace_s > (1 + _LAGS) * median_s
+        reasons = (each.clock_event_reasons or {} for each in devices)
+        shares = (each for reasons_of_device in reasons for each in reasons_of_device.items())
+        held = ", ".join(f"{each.replace('_', ' ')} {whole_percent(by)}" for each, by in shares)
+        yield {
+            "row": Cell(phrases.row_text(names, run.configuration, run.gpus), f"run {run.index}"),
+            "rank": Cell(f"rank {rank.rank}", f"{rank.host}, {numbers}"),
+            "own pace": Cell(
+                phrases.known_text(rank.pace_s, format_seconds), tone="doubt" if lags else ""
+            ),
+            **{label: Cell(_counter(devices, field, form)) for field, label, form in _TELEMETRY},
+            "held back by": Cell(held or phrases.UNKNOWN),
+        }
+
+
+def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
+    values = [each.values[field] for each in summaries if field in each.values]
+    return (
+        phrases.format_range([form(min(values)), form(max(values))]) if values else phrases.UNKNOWN
+    )
