@@ -71,9 +71,7 @@ class _Shape:
 def steadiness(step_times_s: Sequence[float]) -> str | None:
     """Describe unsteady windows, as in `drifts, steps 20% longer by …`; return None if steady.
 
-    The windows are in the order of measurement; fewer than 5 are not checked. A group counts as a
-    level only if it has a fifth of the windows (a quarter if two levels alternate), and at least 3
-    (2 if there are fewer than 8 in all). A slow level that does not shift the median is tolerated.
+    The windows are in the order of measurement; fewer than 5 are not checked.
     """
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
@@ -112,7 +110,8 @@ def _levels(
 ) -> Iterator[_Shape]:
     """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    Yield nothing unless each level has at least 1/`parts` of the windows nearer to it.
+    Yield nothing unless each level has at least 1/`parts` of the windows nearer to it, and at least
+    3 (2 if there are fewer than 8 in all).
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]

@@ -243,9 +243,8 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
         return environment.device, baseline.device
     if baseline.device == "cpu":
         now, then = environment.cpu_model, baseline.cpu_model
-        names = [name.casefold().split() for name in (then, now) if name is not None]
-        if len(names) == 2 and names[0] != names[1]:
-            return str(now), str(then)
+        if now and then and now.casefold().split() != then.casefold().split():
+            return now, then
     elif baseline.gpu_name is not None:
         for name in environment.gpu_names:
             if not same_gpu_model(baseline.gpu_name, name):

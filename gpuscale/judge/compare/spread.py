@@ -89,11 +89,7 @@ class SideSample:
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """Return the judged value's variance due to the declared deviation between allocations.
-
-        `deviation_apart` applies instead of `deviation` if the value combines samples of different
-        allocations.
-        """
+        """Return the judged value's variance due to the declared deviation between allocations."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
