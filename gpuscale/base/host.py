@@ -143,8 +143,7 @@ def _cpus_of_ranks(binding: str) -> list[set[int]]:
 
 def cpu_model(root: Path = Path("/")) -> str | None:
     """Return the model name of the CPU, or else of the machine; None if unknown."""
-    lines = text_of(root / "proc/cpuinfo").splitlines()
-    for line in lines:
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         # The key is "model name" on x86, and "cpu" on POWER.
         if key.strip() in ("model name", "cpu") and value.strip():

@@ -13,7 +13,7 @@ class Demands:
     """Properties of a strategy that can be read without importing torch."""
 
     implementation: str | None
-    """Module and class that implement the strategy; None if cases cannot choose it."""
+    """Module in measure/worker/strategies, and class; None if cases cannot choose the strategy."""
     one_process: bool = False
     """True if a single rank drives all GPUs."""
     ranks_agree: bool = True
@@ -64,7 +64,7 @@ COMMAND = "command"
 
 STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
-        implementation="gpuscale.measure.worker.strategies.data_parallel:DataParallelStrategy",
+        implementation="data_parallel:DataParallelStrategy",
         one_process=True,
         inside_computing="scatter, replicate and gather",
         not_on_cpu="DataParallel has no CPU counterpart",
@@ -74,9 +74,7 @@ STRATEGIES: Mapping[str, Demands] = {
         },
     ),
     "ddp": Demands(
-        implementation=(
-            "gpuscale.measure.worker.strategies.data_parallel:DistributedDataParallelStrategy"
-        ),
+        implementation="data_parallel:DistributedDataParallelStrategy",
         paused="all-reduce",
         options=(
             "bucket_cap_mb",
@@ -87,19 +85,19 @@ STRATEGIES: Mapping[str, Demands] = {
         ),
     ),
     "fsdp": Demands(
-        implementation="gpuscale.measure.worker.strategies.fsdp:FullyShardedStrategy",
+        implementation="fsdp:FullyShardedStrategy",
         paused="all-gather and reduce-scatter",
         ranks_agree=False,
         oldest_torch=(2, 9),
         not_older="its collectives cannot be paused",
     ),
     "lightning": Demands(
-        implementation="gpuscale.measure.worker.strategies.lightning:LightningStrategy",
+        implementation="lightning:LightningStrategy",
         package="lightning",
         wraps="ddp",
     ),
     "pipeline": Demands(
-        implementation="gpuscale.measure.worker.strategies.stages:PipelineStrategy",
+        implementation="stages:PipelineStrategy",
         ranks_agree=False,
         conflicts={
             "--compile": "stages are not compiled, so T(1) would be and T(n) not",
@@ -110,7 +108,7 @@ STRATEGIES: Mapping[str, Demands] = {
         below_table="T(1) is the whole batch at once, without a pipeline",
     ),
     "mp": Demands(
-        implementation="gpuscale.measure.worker.strategies.stages:ModelParallelStrategy",
+        implementation="stages:ModelParallelStrategy",
         one_process=True,
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",

@@ -208,9 +208,8 @@ class UnreadLines:
         """Explain why no step was found in the lines, and suggest a remedy."""
         if not self._last:
             return f"it printed nothing to time its steps by; {_OWN_LINES}"
-        kinds = reversed(self._kinds.values())
         shown = max(
-            kinds,
+            reversed(self._kinds.values()),
             key=lambda kind: (kind.is_training and kind.count > 1, bool(kind.latest), kind.count),
         )
         reads = f"{format_name} does not read" if format_name else "no format known reads"

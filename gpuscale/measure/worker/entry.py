@@ -126,7 +126,8 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
     case = load_case(request)
     implementation = STRATEGIES[request.configuration.strategy].implementation
     assert implementation is not None, "gpuscale has no ranks of its own for a command"
-    strategy: Strategy = pkgutil.resolve_name(implementation)(request)
+    of_strategy = pkgutil.resolve_name(f"gpuscale.measure.worker.strategies.{implementation}")
+    strategy: Strategy = of_strategy(request)
     joined_at_s = time.time()
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
