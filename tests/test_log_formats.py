@@ -10,8 +10,7 @@ import pytest
 from statements import known
 
 from gpuscale.base.errors import UsageError
-from gpuscale.workload.log_formats import FORMATS, Recognition
-from gpuscale.workload.log_lines import LogFormat, Mark, by_regex, plain
+from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 

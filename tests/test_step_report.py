@@ -6,8 +6,7 @@ import torch
 from command_line import python
 from statements import known
 
-from gpuscale.workload.log_formats import FORMATS
-from gpuscale.workload.log_lines import Mark
+from gpuscale.workload.log_formats import FORMATS, Mark
 from gpuscale.workload.step_report import ASKED_BY, report
 
 read = FORMATS["gpuscale"].read

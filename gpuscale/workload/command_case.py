@@ -20,8 +20,7 @@ from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case, validate_names
-from gpuscale.workload.log_formats import FORMATS
-from gpuscale.workload.log_lines import by_regex
+from gpuscale.workload.log_formats import FORMATS, by_regex
 from gpuscale.workload.printed_figures import metrics_of
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")

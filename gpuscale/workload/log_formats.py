@@ -5,24 +5,22 @@ in tests/test_log_formats.py. A carriage return also ends a line.
 """
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from gpuscale.workload.log_lines import (
-    EPOCH,
-    HF_LOSS,
-    NUMBER,
-    VALIDATION,
-    LogFormat,
-    Mark,
-    mark_of,
-    number,
-    reader,
-    whole,
-)
+from gpuscale.base.errors import UsageError
 from gpuscale.workload.step_report import PREFIX
 
+NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
+STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
+LONGEST = 4000
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
+EPOCH = re.compile(r"\bepoch[\s:=\[#]*(\d+)", re.IGNORECASE)
+HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
 # Percentage, counter, elapsed and remaining time, rate; the bar itself may be missing (ncols=0),
 # and so may the total, the remaining time or the rate.
 TQDM = re.compile(
@@ -38,6 +36,84 @@ PREPARING = re.compile(
     re.IGNORECASE,
 )
 LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Values reported by one line; fields that the line does not report are None."""
+
+    step: int | None = None
+    """Value of the step counter; None if the line reports something else."""
+    epoch: int | None = None
+    total_steps: int | None = None
+    """Last value that the step counter will reach, which tells loops and progress bars apart."""
+    samples_per_step: int | None = None
+    """Samples per step over all ranks."""
+    samples_per_s: float | None = None
+    loss: float | None = None
+    validated: bool = False
+    """True if the line shows that a validation took place: before this line if it reports a step,
+    otherwise around the time of this line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """A log format, with the function that parses its lines."""
+
+    name: str
+    read: Callable[[str], Mark | None]
+    """Function that parses a line returned by `plain`; it returns None for any other format."""
+    generic: int = 0
+    """0 for a specific format; a format is used only if no format with a lower value matches."""
+
+
+def plain(line: str) -> str:
+    """Return the beginning of a line, without terminal escape sequences and backspaces.
+
+    Lines that report steps are short, and patterns may take quadratic time on long lines.
+    """
+    line = line[:LONGEST]
+    return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
+
+
+def number(value: Any) -> float | None:
+    """Parse a number from JSON or text (thousands separators are allowed); None if invalid."""
+    try:
+        return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def whole(text: str | None) -> int | None:
+    """Parse a whole number such as `1,000`; return None for None; raise a ValueError if invalid."""
+    return None if text is None else int(text.replace(",", ""))
+
+
+VALIDATION = Mark(validated=True)
+
+
+def reader(pattern: str) -> Callable[[str], Mark | None]:
+    """Return a function that reads lines by a pattern with groups such as `step` and `loss`."""
+    search = re.compile(pattern).search
+
+    def read(line: str) -> Mark | None:
+        found = search(line)
+        return found and mark_of(found.groupdict())
+
+    return read
+
+
+def mark_of(groups: dict[str, str | None]) -> Mark:
+    """Convert the named groups of a match to a mark; raise a ValueError if a count is invalid."""
+    return Mark(
+        step=whole(groups.get("step")),
+        epoch=whole(groups.get("epoch")),
+        total_steps=whole(groups.get("total")),
+        samples_per_step=whole(groups.get("samples")),
+        samples_per_s=number(groups.get("rate")),
+        loss=number(groups.get("loss")),
+        validated=groups.get("validated") is not None,
+    )
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -169,3 +245,40 @@ class Recognition:
         found = self._fitting.values()
         least = min((one.generic for one in found), default=0)
         return tuple(one for one in found if one.generic == least)
+
+
+def by_regex(pattern: str) -> LogFormat:
+    """Return the format for a user's pattern (`--step-regex`); a single unnamed group is the step.
+
+    Raise a UsageError if the pattern or a group is invalid. The format's `read` raises a UsageError
+    if a step, epoch or count is not a whole number.
+    """
+
+    def refused(problem: object) -> UsageError:
+        return UsageError(f"--step-regex {shlex.quote(pattern)}: {problem}")
+
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise refused(error) from error
+    groups = set(compiled.groupindex)
+    is_bare = not groups and compiled.groups == 1
+    if "step" not in groups and not is_bare:
+        raise refused(r"has no group named step; for example --step-regex 'step (?P<step>\d+)'")
+    if unknown := groups.difference(STEP_REGEX_GROUPS):
+        known = ", ".join(STEP_REGEX_GROUPS)
+        raise refused(f"there is no group {min(unknown)}; choose from {known}")
+
+    def read(line: str) -> Mark | None:
+        found = compiled.search(line)
+        if found is None:
+            return None
+        values = {"step": found[1]} if is_bare else found.groupdict()
+        try:
+            return mark_of(values)
+        except ValueError:
+            taken = ", ".join(f"{name} '{text}'" for name, text in values.items())
+            problem = f"takes {taken} from the line '{line}'"
+            raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
+
+    return LogFormat(name="step-regex", read=read)

@@ -14,6 +14,7 @@ from gpuscale.measure.worker.output import (
     CommandError,
     LastWords,
     Line,
+    UnreadLines,
     last_words,
 )
 from gpuscale.measure.worker.windows import (
@@ -27,8 +28,7 @@ from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.evidence import Window
 from gpuscale.records.request import CommandOutcome, FigureOutcome
 from gpuscale.workload.command_case import NO_BATCH
-from gpuscale.workload.log_formats import FORMATS, Recognition
-from gpuscale.workload.log_lines import LogFormat, Mark, UnreadLines, by_regex, plain
+from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 from gpuscale.workload.printed_figures import FigureParser, new_parser, positive
 
 _MOST_STEPS = 10**9

@@ -1,10 +1,12 @@
-"""Read the output of a command's processes, and find out from it how they ended."""
+"""Read a command's output: how its processes ended, and which unread lines may count steps."""
 
 import os
 import re
 import selectors
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuscale.base.foreign_texts import (
@@ -15,7 +17,9 @@ from gpuscale.base.foreign_texts import (
     TRACEBACK,
 )
 from gpuscale.base.process_ends import FAULT_SIGNALS
+from gpuscale.base.text import counted, visible
 from gpuscale.records import Failure
+from gpuscale.workload.log_formats import EPOCH, HF_LOSS
 
 _READ_BYTES = 1 << 16
 # A progress bar rewrites its line after a carriage return.
@@ -24,6 +28,19 @@ _LINE_END = re.compile(rb"[\r\n]")
 _RANK_LINE = re.compile(rb"GPUSCALE_RANK (\d+)")
 COMMAND_SOURCE = "the command"
 """Source of lines printed by the command itself, or by ranks that do not have separate pipes."""
+_STEP_WORD = r"(?<![a-z])(?:steps?|iter[a-z]*|it|batch)(?![a-z])"
+_OF_TRAINING = re.compile(
+    rf"(?:{_STEP_WORD}|(?<![a-z])(?:loss|epoch|acc(?:uracy)?|lr|ppl|perplexity|ce|nll|seen))\W*\d",
+    re.IGNORECASE,
+)
+_COUNTER = re.compile(rf"{_STEP_WORD}\W*\d", re.IGNORECASE)
+_WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
+"""Pattern of a whole number that is not part of a decimal number, time or date."""
+_OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}' at each step"
+_FEWEST_ALIKE = 20
+_MOST_KINDS = 1000
+_SHORTEST_S = 10.0
+_LONGEST_SHOWN = 100
 
 
 class Line(NamedTuple):
@@ -173,3 +190,110 @@ def _raised(lines: Iterable[Line]) -> _Traceback | None:
                 last[lost_peer] = _Traceback(*begin, found["exception"], lost_peer)
             begin = None
     return last.get(False) or last.get(True)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines with the same words, which differ only in numbers and punctuation."""
+
+    first_s: float
+    is_training: bool
+    """True if the lines have a word that only training prints."""
+    count: int = 0
+    latest: str = ""
+    rises: Counter[int] = field(default_factory=Counter)
+    """How often each whole number rose from a line to the next, keyed by its place among them."""
+
+    def take(self, line: str) -> None:
+        """Count a line, and the numbers in it that are higher than in the line before."""
+        both = zip(_WHOLE.findall(self.latest), _WHOLE.findall(line), strict=False)
+        self.rises.update(place for place, (old, new) in enumerate(both) if int(new) > int(old))
+        self.count += 1
+        self.latest = line
+
+    @property
+    def counter(self) -> str:
+        """A pattern for the number that rose most often, after a step word if any; '' if none."""
+        named = {found.end() - 1 for found in _COUNTER.finditer(self.latest)}
+        starts = [number.start() for number in _WHOLE.finditer(self.latest)]
+        risen = [(at in named, self.rises[n], -at) for n, at in enumerate(starts) if self.rises[n]]
+        return _pattern(self.latest, -max(risen)[-1]) if risen else ""
+
+
+class UnreadLines:
+    """Detector of lines that a script probably prints at each step, in an unknown format."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, _Kind] = {}
+        self.are_training = False
+        """True once lines that only training prints have recurred often and for long enough."""
+        self.count = 0
+        self._last = ""
+
+    def take(self, line: str, arrived_s: float) -> None:
+        """Examine the next line, as returned by `plain`."""
+        self.count += 1
+        self._last = " ".join(line.split())[:_LONGEST_SHOWN] or self._last
+        is_training = _OF_TRAINING.search(line) is not None
+        if not is_training and len(self._kinds) >= _MOST_KINDS:
+            return
+        words = re.sub(r"[^A-Za-z]+", " ", line)
+        kind = self._kinds.setdefault(words, _Kind(arrived_s, is_training))
+        kind.take(line.strip())
+        is_frequent = kind.count >= _FEWEST_ALIKE and arrived_s - kind.first_s >= _SHORTEST_S
+        self.are_training |= is_frequent and kind.is_training
+
+    @property
+    def notice(self) -> str:
+        """The number of lines and the last one, for a user who waits for the first step."""
+        read = f"no step read in {counted(self.count, 'line')} (--step-regex?)"
+        return f"{read}; last: {visible(self._last)}"
+
+    def reason(self, format_name: str | None) -> str:
+        """Explain why no step was found in the lines, and suggest a remedy."""
+        if not self._last:
+            return f"it printed nothing to time its steps by; {_OWN_LINES}"
+        shown = max(
+            reversed(self._kinds.values()),
+            key=lambda kind: (kind.is_training and kind.count > 1, bool(kind.latest), kind.count),
+        )
+        reads = f"{format_name} does not read" if format_name else "no format known reads"
+        line = shown.latest[:_LONGEST_SHOWN]
+        return f"{reads} a step in lines such as: {line}; {_remedy(shown)}"
+
+
+def _remedy(kind: _Kind) -> str:
+    own = f"{_OWN_LINES}, or judge a figure that it prints, by --figure"
+    if HF_LOSS.search(kind.latest):
+        return f"keep the bar of Hugging Face's Trainer (no disable_tqdm=True), or {own}"
+    if pattern := kind.counter:
+        return f"if that counts steps, give --step-regex '{pattern}', else {own}"
+    return own
+
+
+def _pattern(line: str, at: int) -> str:
+    """Return the shortest regex that finds the number at `at` by the words before it, or ''.
+
+    All other numbers may vary, even the total in `219/500`, which may depend on the number of
+    ranks. The regex begins at the line's epoch if there is one, else at the word nearest to it.
+    """
+    starts = [found.start() for found in re.finditer(r"\S+", line[:at])][::-1]
+    named = [begin for begin in starts if re.fullmatch(r"\D*[^\W\d_]\D*", line[begin:at])]
+    epoch = EPOCH.search(line, 0, at)
+    starts = [*([epoch.start()] if epoch else []), *named, *starts, at]
+    total = r"/\d+" if re.match(r"\d+/\d+", line[at:]) else ""
+    for begin in starts:
+        before = _escaped(line[begin:at]) or r"^\s*"
+        if epoch and begin == epoch.start():
+            parts = line[begin : epoch.start(1)], line[epoch.end(1) : at]
+            before = r"(?P<epoch>\d+)".join(map(_escaped, parts))
+        pattern = rf"{before}(?P<step>\d+){total}"
+        if (found := re.search(pattern, line)) and found.start("step") == at:
+            return pattern
+    return ""
+
+
+def _escaped(text: str) -> str:
+    """Return a regex, safe within single quotes, for a text with any blanks and numbers."""
+    pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
+    return re.sub(r"\d+", r"\\d+", pattern)
