@@ -23,9 +23,8 @@ from statements import known
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.kinds import Variables
+from gpuscale.campaigns.bisection.kinds import Variables, side_of, uv_program
 from gpuscale.campaigns.bisection.packages import Packages
-from gpuscale.campaigns.bisection.sides import side_of, uv_program
 from gpuscale.campaigns.bisection.trials import TrialRunner
 from gpuscale.records.cause import Bisection, BisectionFinding, Reason
 from gpuscale.reports.campaign_text import bisection_text

@@ -17,15 +17,17 @@ from typing import Any
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.kinds import Applied, Kind, Variables
-from gpuscale.campaigns.bisection.packages import Packages
-from gpuscale.campaigns.bisection.search import Search
-from gpuscale.campaigns.bisection.sides import (
+from gpuscale.campaigns.bisection.kinds import (
+    Applied,
+    Kind,
+    Variables,
     differences_elsewhere,
     side_of,
     uv_program,
     validate_sides,
 )
+from gpuscale.campaigns.bisection.packages import Packages
+from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.trials import AlternatingTrials, SpeedDifference, TrialRunner
 from gpuscale.cli.inputs import remark, validate_output
 from gpuscale.judge.stopping import SequentialPlan
@@ -121,7 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
-    """Return what to bisect, commits, variables or packages; raise a UsageError if none differ."""
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
     good, bad = (side_of(Path(side)) for side in sides)
@@ -259,7 +260,6 @@ def _validated(
 
 
 def _sources(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of uv that select the source of packages."""
     if arguments.wheelhouse is not None:
         if not arguments.wheelhouse.is_dir():
             raise UsageError(f"--wheelhouse: {arguments.wheelhouse} is not a folder")

@@ -22,8 +22,8 @@ from gpuscale.campaigns.bisection.kinds import (
 class Commits(Kind):
     """A range of git commits, following first parents.
 
-    Commits are checked out from a clone that shares the repository's objects, so that a trial
-    leaves nothing behind in the repository, even if the trial is killed.
+    They are checked out from a clone that shares the repository's objects, so that a trial leaves
+    nothing behind in the repository.
     """
 
     noun = "commit"

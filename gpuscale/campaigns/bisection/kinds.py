@@ -1,18 +1,30 @@
-"""Differences between two environments: the base class of their kinds, and variables."""
+"""The two environments of a bisection, how they are read, and the kinds of their differences."""
 
 import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from gpuscale.base.errors import GpuscaleError
+from gpuscale.base.errors import FileError, GpuscaleError, UsageError
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
-from gpuscale.records.environment_diff import listed
+from gpuscale.records import Environment, Results
+from gpuscale.records.environment import without_software
+from gpuscale.records.environment_diff import environment_changes, environment_text, listed
+from gpuscale.records.evidence import normalised
+from gpuscale.store.files import file_errors, read_any
 
 Applied = frozenset[int]
 """Indices of the changes that an environment applies to the good environment."""
+_PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? *(?:===?|@) *\S+")
+_OPTION = re.compile(r"\s+--\w.*|\s+#.*|\s*\\$|;.*")
 
 
 class EnvironmentBuildError(GpuscaleError):
@@ -39,7 +51,6 @@ class Setting:
     python: Path | None = None
     """Interpreter that trains cases; None for gpuscale's own."""
     folder: Path | None = None
-    """Working folder; None for the current folder."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +58,6 @@ class Kind(ABC):
     """The changes of one kind, such as packages; subclasses make environments with some of them."""
 
     noun: ClassVar[str]
-    """Name of one change in messages: `package`."""
     is_ordered: ClassVar[bool] = False
     """True if a change requires all earlier ones to be applied, as with commits."""
     changes: tuple[Change, ...] = ()
@@ -116,3 +126,126 @@ class Variables(Kind):
 def last_line(text: str) -> str:
     """Return the last line that is not blank, cut to 200 characters."""
     return visible((text.strip() or "it said nothing").splitlines()[-1].strip()[:200])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectionSide:
+    """The good or the bad environment of a bisection."""
+
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Pinned requirements, such as `torch==2.14`, keyed by package name."""
+    python: str = ""
+    """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
+    python_version: str | None = None
+    not_tried: tuple[str, ...] = ()
+    """Packages of the environment that uv cannot install."""
+    recorded: tuple[Environment, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def uv_program() -> str:
+    """Return the path of uv; raise a UsageError if it is missing."""
+    beside = os.fspath(Path(sys.executable).parent)
+    found = shutil.which("uv") or shutil.which("uv", path=beside)
+    if found is None:
+        problem = "uv, which makes the environments of trials, is not installed"
+        raise UsageError(f"{problem}; install it with: pip install uv")
+    return found
+
+
+def side_of(path: Path) -> BisectionSide:
+    """Read a side from an environment's folder, an interpreter, a requirements file or results."""
+    python = path / "bin" / "python" if path.is_dir() else path
+    if path.is_dir() or path.name.startswith("python"):
+        return _installed(path, python)
+    if path.suffix == ".txt":
+        with file_errors(path):
+            return BisectionSide(pins=_pins(path, path.read_text("utf-8", "replace").splitlines()))
+    content = read_any(path)
+    found = [content.environment] if isinstance(content, Results) else content.environments.values()
+    environments = tuple(found)
+    last = environments[-1] if environments else without_software()
+    packages = last.packages
+    minor = ".".join((last.python_version or "").split(".")[:2])
+    foreign = {name for name, version in packages.items() if set(version) & set(" ,")}
+    return BisectionSide(
+        pins={name: f"{name}=={packages[name]}" for name in packages if name not in foreign},
+        # Any patch release of that Python version will do.
+        python=minor,
+        python_version=minor or None,
+        not_tried=tuple(f"{name} {packages[name]}" for name in sorted(foreign)),
+        recorded=environments,
+        variables={
+            name: value for name, value in last.variables.items() if name not in JOB_VARIABLES
+        },
+    )
+
+
+def differences_elsewhere(
+    good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
+) -> list[str]:
+    """Return recorded differences besides packages and the `tried` variables, such as drivers."""
+    of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
+    names = {*tried, *(f"{name}_version" for name in of_packages)}
+    changes = environment_changes(good.recorded, bad.recorded)
+    return [environment_text(change) for change in changes if change.name not in names]
+
+
+def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
+    """Raise a UsageError if packages are unknown or identical, or if the Python versions differ."""
+    for name, side in (("GOOD", good), ("BAD", bad)):
+        if not side.pins:
+            remedy = "name the folder of an environment, or its pip freeze in a .txt"
+            raise UsageError(f"{name} lists no packages that pip has recorded; {remedy}")
+    versions = {side.python_version for side in (good, bad)} - {None}
+    if len(versions) > 1:
+        named = " and ".join(sorted(map(str, versions)))
+        raise UsageError(f"the environments have Python {named}; make both with one version")
+    if good.pins == bad.pins:
+        others = [*differences_elsewhere(good, bad), *sorted({*good.not_tried, *bad.not_tried})]
+        left = f"; they differ in {', '.join(others)}" if others else ""
+        raise UsageError(f"both environments have the same packages{left}; name two that differ")
+
+
+def _installed(path: Path, python: Path) -> BisectionSide:
+    code = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
+    try:
+        completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        version, prefix = completed.stdout.strip().split(" ", 1)
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        remedy = "name an environment's folder or bin/python, a requirements .txt, or results"
+        raise UsageError(f"{visible(str(path))}: no Python starts there; {remedy}") from None
+    asked = [uv_program(), "pip", "freeze", "--python", str(python)]
+    frozen = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if frozen.returncode:
+        raise UsageError(f"{visible(str(path))}: uv cannot read it: {last_line(frozen.stderr)}")
+    kept: list[str] = []
+    lost: list[str] = []
+    for line in frozen.stdout.splitlines():
+        # Packages from conda or a build folder may refer to a path that no longer exists.
+        local = line.partition("file://")[2].partition("#")[0]
+        is_lost = line.startswith("-e") or (local and not Path(local).exists())
+        (lost if is_lost else kept).append(line)
+    if (Path(prefix) / "conda-meta").is_dir():
+        lost.append("packages of conda that are not Python's")
+    return BisectionSide(
+        pins=_pins(path, kept),
+        python=str(python.absolute()),
+        python_version=version,
+        not_tried=tuple(lost),
+    )
+
+
+def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for number, line in enumerate(lines, 1):
+        text = _OPTION.sub("", line).strip()
+        if not text or text.startswith(("#", "--")):
+            continue
+        pin = _PIN.fullmatch(text)
+        if pin is None:
+            problem = f"'{visible(text)}' pins no version; write NAME==VERSION, as pip freeze does"
+            raise FileError(path, problem, line=number)
+        found[normalised(pin[1])] = text
+    found.pop("gpuscale", None)
+    return found

@@ -15,13 +15,14 @@ from gpuscale.base.errors import UsageError
 from gpuscale.base.foreign_texts import DISK_FULL
 from gpuscale.campaigns.bisection.kinds import (
     Applied,
+    BisectionSide,
     Change,
     EnvironmentBuildError,
     Kind,
     Setting,
+    differences_elsewhere,
     last_line,
 )
-from gpuscale.campaigns.bisection.sides import BisectionSide, differences_elsewhere
 from gpuscale.records.evidence import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
@@ -34,8 +35,7 @@ _KEPT = 6
 class Packages(Kind):
     """Differences in packages; uv installs environments with some packages of each side.
 
-    Dependencies are not resolved: each environment gets exactly the listed packages. So a library
-    can be changed even if torch pins another version of it.
+    Dependencies are not resolved, so a library can differ from the version that torch pins.
     """
 
     noun = "package"

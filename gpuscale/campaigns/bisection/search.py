@@ -50,7 +50,6 @@ class Search:
     groups: Sequence[int]
     most_trials: int
     is_ordered: bool = False
-    """True if a change requires all earlier ones to be applied, as with commits."""
     tell: Callable[[int, Sequence[Applied], Steps | None], None]
     """Callback after each trial, with the trial's number, its environments, and the differences
     between successive environments (None if an environment cannot be measured)."""
@@ -118,9 +117,9 @@ class Search:
             return self._result(BisectionFinding.SUSPECTED, reason="not explained")
         self._suspects = [units[at] for at in slower]
         # Report the smallest loss of any culprit, and the largest loss between culprits.
-        alone = min((spans[at] for at in slower), key=attrgetter("loss"))
+        alone = min((spans[at] for at in slower), key=attrgetter("difference.value"))
         return self._result(
-            BisectionFinding.FOUND, [alone], sorted(rest, key=attrgetter("loss"))[-1:]
+            BisectionFinding.FOUND, [alone], sorted(rest, key=attrgetter("difference.value"))[-1:]
         )
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
@@ -137,10 +136,10 @@ class Search:
                 continue
             parts = ((base, changes[:at]), (middle, changes[at:]))
             followed = [
-                (start, part, step.loss)
+                (start, part, step.difference.value)
                 for (start, part), step in zip(parts, steps, strict=True)
                 if step.answer is TrialAnswer.SLOWER
-                or (step.answer is TrialAnswer.OPEN and step.loss > limits.like)
+                or (step.answer is TrialAnswer.OPEN and step.difference.value > limits.like)
             ]
             self._suspects = [unit for unit in self._suspects if unit != changes]
             self._suspects += [part for _, part, _ in followed]
@@ -170,9 +169,9 @@ class Search:
             more: list[Unit] = []
             # Search further only if the culprits leave a large part of the loss unexplained.
             if rest and alone and alone[1].answer is TrialAnswer.SLOWER:
-                more = self._halved(applied, rest, alone[1].loss)
+                more = self._halved(applied, rest, alone[1].difference.value)
             elif rest and taken_back and taken_back[0].answer is TrialAnswer.SLOWER:
-                more = self._halved(frozenset(), rest, taken_back[0].loss)
+                more = self._halved(frozenset(), rest, taken_back[0].difference.value)
             if not more:
                 break
             found = [*found, *more]

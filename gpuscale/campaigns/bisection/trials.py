@@ -65,11 +65,6 @@ class SpeedDifference:
     difference: Difference
 
     @property
-    def loss(self) -> float:
-        """Difference in log step time; positive if slower than the predecessor."""
-        return self.difference.value
-
-    @property
     def speed(self) -> Estimate:
         """The environment's speed relative to that of its predecessor."""
         return (-self.difference).relative_change()
@@ -90,7 +85,6 @@ class TrialRunner:
     """Executes runs in the environments of trials, and keeps each run as a results file.
 
     Valid runs that an earlier, killed bisection left in the folder are used instead of new ones.
-    Failed runs are repeated, since the reason for the failure may be gone.
     """
 
     kind: Kind
@@ -98,7 +92,6 @@ class TrialRunner:
     scratch: Path
     """Folder for temporary files of the runs, which a killed torchrun does not remove itself."""
     measured: Sequence[str]
-    """The test file to measure, or the words of the command to measure."""
     is_command: bool
     options: Sequence[str]
     end_s: float
@@ -110,10 +103,7 @@ class TrialRunner:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Execute an environment's next run, or read it if it is kept; return its log step time.
-
-        Return None if the run failed; raise OutOfBudgetError if it is too late to start a run.
-        """
+        """Execute an environment's next run, or read it if it is kept; return its log step time."""
         name = self.kind.name_of(applied)
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
@@ -210,6 +200,7 @@ class AlternatingTrials:
         most = patience * self.plan.most_runs
         rates = replace(self.plan, most_runs=most).rates()
         for count in range(1, most + 1):
+            # Every other round is backwards, to cancel drift.
             made = self._round(sides, backwards=count % 2 == 0)
             if made is None:
                 return None
@@ -224,10 +215,7 @@ class AlternatingTrials:
         return steps
 
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
-        """Measure each environment's log step time once; return None if one cannot be measured.
-
-        The caller reverses the order (`backwards`) in every other round, to cancel drift.
-        """
+        """Measure each environment's log step time once; return None if one cannot be measured."""
         made: list[float] = []
         for side in sides[::-1] if backwards else sides:
             if side in self.broken:
