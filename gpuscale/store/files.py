@@ -158,16 +158,3 @@ def write_report(path: Path, content: str | bytes) -> None:
             with suppress(OSError):
                 beside.unlink()
             raise
-        _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder's directory entries to disk, if the file system supports it."""
-    # Some network file systems refuse this. Measuring continues, although a power failure could
-    # then lose the file's name.
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
