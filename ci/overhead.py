@@ -27,7 +27,7 @@ from gpuscale.analysis.estimates import difference, log_sample
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.base.host import GPU_KINDS, device_word, is_gpu
 from gpuscale.base.text import format_seconds
-from gpuscale.cli.inputs import add_device, add_text_or_json, gpu_counts, remark, say
+from gpuscale.cli.inputs import add_device, gpu_counts, remark, say
 from gpuscale.measure.evidence.node import SAMPLER_VARIABLE
 from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.launch.launcher import Launcher
@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--runs", metavar="N", type=int, default=8, help=text)
     text = "pairs of windows in each run: one timed by gpuscale, one by a bare loop (default: 40)"
     add("--pairs", metavar="N", type=int, default=40, help=text)
-    add_text_or_json(parser)
+    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
     return parser
 
 

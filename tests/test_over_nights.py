@@ -21,7 +21,7 @@ from statements import known
 
 from gpuscale.analysis.history import History, history_of
 from gpuscale.base.errors import FileError
-from gpuscale.cli.nights import read_nights
+from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare, with_levels
 from gpuscale.judge.compare.earlier import earlier_nights
 from gpuscale.judge.sides import baseline_of_results

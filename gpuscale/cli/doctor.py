@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gpuscale.base.errors import require_packages
-from gpuscale.cli.inputs import add_device, add_text_or_json, say
+from gpuscale.cli.inputs import add_device, say
 from gpuscale.cli.probe import probe_nodes
 from gpuscale.judge.diagnose.slow_links import find_slow
 from gpuscale.judge.diagnose.symptoms import find_port_faults
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or the nodes could not be examined."
     )
     add, launchers = parser.add_argument, tuple(ACROSS_NODES)
-    add_text_or_json(parser)
+    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
     text = "examine all nodes of the job: how fast each computes, and each pair communicates"
     add("--nodes", action="store_true", help=text)
     text = f"for --nodes, how to reach them: {' (default) or '.join(launchers)}"

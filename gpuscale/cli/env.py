@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.grouping import by_key
-from gpuscale.cli.inputs import is_folder, read_content, say
-from gpuscale.cli.nights import read_nights
+from gpuscale.cli.inputs import is_folder, read_content, read_nights, say
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
 from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,
@@ -60,10 +59,7 @@ def _measured_with(path: Path) -> MeasuredWith:
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> list[EnvironmentChange]:
-    """Return the changes of the environment, then of packages, the most important ones first.
-
-    A package that is also a field of the environment, such as torch, is listed once.
-    """
+    """Return the changes of the environment and of packages, the most important ones first."""
     sides = before[0], after[0]
     changes = [*environment_changes(*sides, before[1], after[1])]
     names = {change.name.removesuffix("_version") for change in changes}

@@ -8,7 +8,6 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode
 from gpuscale.cli import inputs
 from gpuscale.cli.compare import judged, reference_of_nights
-from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    nights = read_nights(arguments.paths or [default_folder()])
+    nights = inputs.read_nights(arguments.paths or [inputs.default_folder()])
     history = history_of(nights, inputs.choice_of(arguments, nights))
     results, verdict = last_night(nights), None
     tonight = {each.allocation_of(run) for each in results for run in each.runs}

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and functions that read the files they name."""
+"""Options shared by several commands, and functions that read the files and folders they name."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
@@ -17,30 +17,31 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import visible
 from gpuscale.judge.sides import results_of
-from gpuscale.records import Baseline, Results, Run, deduplicated
+from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.phrases import counted, enumerated, to_minutes
+from gpuscale.store.campaign_folders import NIGHT_JSON, nights_folder, read_night
 from gpuscale.store.files import file_errors, read_any
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     newest_results,
+    no_results,
     read_results,
     with_recorded_probes,
 )
 
 _Content = TypeVar("_Content", bound=Results | Baseline)
 _ALONE = "; it was given alone"
-RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
+_RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
+_OF_NIGHT = re.compile(rf"{re.escape(NIGHT_JSON)}|{_RESULTS_NAME.pattern}", re.DOTALL)
 
 
 def remark(text: str) -> None:
-    """Print a line that begins with `gpuscale:` to standard error."""
     sys.stderr.write(f"gpuscale: {text}\n")
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a text to standard output, and flush the output at once."""
     sys.stdout.write(f"{text}{end}")
     sys.stdout.flush()
 
@@ -48,18 +49,15 @@ def say(text: str, end: str = "\n") -> None:
 def results_path(text: str) -> Path:
     """Return the path of a file; a folder stands for its only results file, as a night's does."""
     path = Path(text)
-    found = [*files_below(path, RESULTS_NAME.fullmatch)] if is_folder(path) else []
+    found = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else []
     return found[0] if len(found) == 1 else path
 
 
 def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
-    """Read results files; drop repeated runs, and excluded nights unless all are excluded.
-
-    Raise a UsageError if injected faults differ; `or_baselines` allows baselines.
-    """
+    """Read results files; drop repeated runs, and excluded nights unless all are excluded."""
     read: list[Results] = []
     for path in paths:
-        _validate_no_folder(path, "name those to use: {pattern}")
+        _validate_no_folder(path)
         content = read_any(path) if or_baselines else read_results(path)
         if isinstance(content, Baseline) and not content.runs:
             raise FileError(path, "has no measured runs; give it first, before the results")
@@ -83,8 +81,7 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
 
 def read_content(path: Path) -> Results | Baseline:
     """Read a baseline or results file; keep only one copy of each run in results."""
-    nights = "'gpuscale compare --history {folder}' judges the last, 'gpuscale history {folder}'"
-    _validate_no_folder(path, f"{nights} shows all; or name one, such as {{last}}")
+    _validate_no_folder(path)
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
@@ -92,19 +89,81 @@ def read_content(path: Path) -> Results | Baseline:
     return each_run_once([with_recorded_probes(path, content)])[0]
 
 
-def _validate_no_folder(path: Path, use: str) -> None:
-    """Raise a FileError for a folder: what it holds, and the `use` of the results files in it."""
+def _validate_no_folder(path: Path) -> None:
     if not is_folder(path):
         return
-    files, folder = sorted(files_below(path, RESULTS_NAME.fullmatch)), shlex.quote(str(path))
+    files = sorted(files_below(path, _RESULTS_NAME.fullmatch))
     if not files:
         raise FileError(path, "is a folder without results; give one of the files in it")
-    last = files[-1].relative_to(path)
-    stars = "*/" * (len(last.parts) - 1)
-    globs = (f"{stars}{name}" for name in (last.name, f"*{last.suffix}"))
-    found = next((glob for glob in globs if {*path.glob(glob)} == {*files}), last)
-    use = use.format(folder=folder, pattern=f"{folder}/{found}", last=f"{folder}/{last}")
-    raise FileError(path, f"is a folder with {counted(len(files), 'results file')}; {use}")
+    use = f"name those to use, such as {shlex.quote(str(files[-1]))}"
+    nights = f"'gpuscale compare --history {shlex.quote(str(path))}' judges the last"
+    problem = f"is a folder with {counted(len(files), 'results file')}"
+    raise FileError(path, f"{problem}; {use}; {nights}")
+
+
+def read_nights(paths: Sequence[Path]) -> list[Results]:
+    """Read results from files and folders, each run once; excluded nightly runs come last.
+
+    Skip files with injected faults, and unreadable files in folders; print their names to standard
+    error. Raise a FileError if none are left, or if a file that the user named cannot be read.
+    """
+    found: list[Results] = []
+    configurations: dict[Configuration, Configuration] = {}
+    for path, is_named in _files(paths):
+        try:
+            results = read_results(path)
+        except FileError as error:
+            if is_named:
+                raise
+            remark(f"left out: {error}")
+            continue
+        if results.injections:
+            remark(f"left out: {visible(str(path))}: {results.why_excluded}")
+        else:
+            # Equal configurations share one object: copies would take most of the memory.
+            for run in results.runs:
+                own = run.configuration
+                force_setattr(run, "configuration", configurations.setdefault(own, own))
+            found.append(results)
+    if not found:
+        raise FileError(paths[0], "there are no results here; name the folder of the nights")
+    return sorted(each_run_once(found), key=lambda results: results.left_out is not None)
+
+
+def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
+    """Return each results file once, with True if the user named the file rather than a folder."""
+    folders = [path for path in paths if is_folder(path)]
+    files = [(path, True) for path in paths if path not in folders]
+    for folder in folders:
+        below = sorted(files_below(folder, _OF_NIGHT.fullmatch))
+        results = [path for path in below if path.name != NIGHT_JSON]
+        files += [(path, False) for path in results]
+        for night in sorted({path.parent for path in below} - {path.parent for path in results}):
+            if record := read_night(night):
+                remark(f"left out: {visible(str(night))}: no results ({record.night})")
+    # A nightly report, for example, gets a results file and also the folder that contains it.
+    once: dict[str, tuple[Path, bool]] = {}
+    for file in files:
+        once.setdefault(os.path.realpath(file[0]), file)
+    return once.values()
+
+
+def default_folder() -> Path:
+    """Return the folder of results or, if there is none, that of the only machine's nights."""
+    above = nights_folder(os.environ)
+    inside = above.iterdir() if is_folder(above) else ()
+    folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())
+    if is_folder(RESULTS_FOLDER) and any(files_below(RESULTS_FOLDER, _RESULTS_NAME.fullmatch)):
+        if folders:
+            remark(f"the results below {RESULTS_FOLDER}; nights are below {visible(str(above))}")
+        return RESULTS_FOLDER
+    if not folders:
+        raise no_results(RESULTS_FOLDER)
+    if len(folders) > 1:
+        machines = ", ".join(visible(str(each)) for each in folders)
+        raise UsageError(f"name the nights of one machine: {machines}")
+    remark(f"the nights below {visible(str(folders[0]))}, since no results are given")
+    return folders[0]
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
@@ -146,10 +205,7 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
 
 def newest_input() -> Path:
-    """Return the path of the newest results with a valid run, or else of the newest results.
-
-    Print to standard error which file is used, and the newer ones without a valid run (yet).
-    """
+    """Return the newest results with a valid run, or else the newest results; say which."""
     paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):
         results = read_results(path)
@@ -173,7 +229,6 @@ def is_same(path: Path, other: Path) -> bool:
 
 
 def validate_output(path: Path, others: Iterable[Path | None], option: str = "-o") -> None:
-    """Raise a UsageError if an output file is also an input or another output."""
     if any(is_same(path, other) for other in others if other is not None):
         problem = f"{visible(str(path))} is already an input or output of this command"
         raise UsageError(f"{option}: {problem}; choose another file")
@@ -190,11 +245,6 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
 def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     text = f"{prefix}auto (default: GPUs if there are any), cuda or rocm (GPUs), or cpu"
     parser.add_argument("--device", choices=("auto", *DEVICES), default="auto", help=text)
-
-
-def add_text_or_json(parser: argparse.ArgumentParser) -> None:
-    text = "text (default) or json"
-    parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
 
 
 def choice_of(arguments: argparse.Namespace, contents: Sequence[Results | Baseline] = ()) -> Choice:

@@ -9,7 +9,6 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
-from gpuscale.cli.nights import default_folder, read_nights
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label
 from gpuscale.records import Baseline, Results
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.figure == "history":
         if before is not None:
             raise UsageError("--figure history: nights need no --baseline; leave it out")
-        nights = read_nights(paths or [default_folder()])
+        nights = inputs.read_nights(paths or [inputs.default_folder()])
         choice = inputs.choice_of(arguments, nights)
         measurements = Measurements(history=history_of(nights, choice))
     else:
@@ -71,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _measurements(
     paths: Sequence[Path], before: Path | None, arguments: argparse.Namespace
 ) -> Measurements:
-    """Read the measurements of the cases and, if requested, a baseline to plot for comparison."""
     if inputs.is_folder(paths[0]):
         problem = "is a folder; --figure history draws its nights, or give one of the files in it"
         raise FileError(paths[0], problem)
@@ -118,7 +116,6 @@ def _measurements(
 
 
 def _origin(content: Results | Baseline, name: str = "") -> str:
-    """Return when and on which machine a file was measured, for a note in the picture."""
     started_at_s = [run.started_at_s for run in content.runs if run.started_at_s is not None]
     dates = [f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}" for at_s in sorted(started_at_s)]
     if isinstance(content, Results):

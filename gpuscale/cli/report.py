@@ -16,7 +16,6 @@ from gpuscale.cli.compare import (
     validate_sides,
 )
 from gpuscale.cli.fleet import view_of_sweep
-from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.reports.page import Subject
@@ -70,7 +69,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     if earlier is not None and len(files) < len(paths):
         raise UsageError("--history: give results files with it, or none for its last night")
     folders = [path for path in (*paths, *([earlier] if earlier else [])) if path not in files]
-    nights = read_nights([*folders, *files]) if folders else []
+    nights = inputs.read_nights([*folders, *files]) if folders else []
     results = inputs.read_all_results(files) if files else last_night(nights)
     # The comparison with a baseline or earlier nights validates the choice itself.
     known = results if before is None and earlier is None else ()
