@@ -180,7 +180,7 @@ def test_dates_make_nights_and_a_column_of_machines_is_chosen_from() -> None:
     assert (figure.samples_per_s, figure.runs) == (1564, 3)
     assert figure.nights == {"2026-09-01": 1561, "2026-09-02": 1570}
     last, first = nights(text, of_booster)
-    assert (last.file_name, last.system) == ("2026-09-02T000000-baselines.jsonl", "booster")
+    assert (f"{last.began_at:%Y-%m-%d}", last.system) == ("2026-09-02", "booster")
     assert [value.value for value in first.values] == [1560, 1562]
     left = ["the rows of 'ARC4' (1)", "line 7", "column 'Time/epoch'", "column 'Speedup'"]
     assert [each.split(":")[0] for each in last.without_value] == left

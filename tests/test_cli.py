@@ -80,18 +80,18 @@ def test_help_is_the_help_as_a_command_too_and_has_the_example_of_its_page() -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "missing"),
+    "words",
     [
-        ("vm cases", "the word 'measure' is missing"),
-        ("vm 123 cases --gpus 1", "the word 'measure' is missing"),
-        ("vm measure", "what to measure, after 'measure', is missing"),
-        ("vm 123 measure compare b.json", "what to measure, after 'measure', is missing"),
-        ("vm measure cases compare", "BASELINE or --history DIR, after 'compare', is missing"),
+        "vm cases",
+        "vm 123 cases --gpus 1",
+        "vm measure",
+        "vm 123 measure compare b.json",
+        "vm measure cases compare",
     ],
 )
-def test_a_night_says_what_is_missing(tmp_path: Path, words: str, missing: str) -> None:
+def test_an_incomplete_night_is_refused(tmp_path: Path, words: str) -> None:
     said = refusal("night", *words.split(), cwd=tmp_path)
-    assert f"{missing}; use: NAME [JOB] measure " in said
+    assert "night: expected NAME [JOB] measure PYTEST_ARGUMENT... [compare BASELINE|" in said
     assert not any(tmp_path.iterdir())
 
 
@@ -188,15 +188,11 @@ def test_a_folder_of_nights_is_answered_with_the_command_that_takes_it(tmp_path:
     for name in ("a", "b"):
         (nights / name).mkdir(parents=True)
         (nights / name / "results.jsonl").write_bytes(RESULTS.read_bytes())
-    said = refusal("compare", nights, RESULTS)
-    assert "is a folder with 2 results files; 'gpuscale compare --history " in said
-    assert said.endswith("b/results.jsonl")
     record = ("baseline", "record", nights, "--cluster", "here", "-o", tmp_path / "new.json")
-    for command in (("compare", ARC4, nights), record):
-        assert refusal(*command).endswith(f"name those to use: {nights}/*/results.jsonl")
-    (nights / "b" / "deep").mkdir()
-    (nights / "b" / "results.jsonl").rename(nights / "b" / "deep" / "other.jsonl")
-    assert refusal("compare", ARC4, nights).endswith(f"{nights}/b/deep/other.jsonl")
+    for command in (("compare", nights, RESULTS), ("compare", ARC4, nights), record):
+        said = refusal(*command)
+        assert "is a folder with 2 results files; name those to use, such as " in said
+        assert f"{nights}/b/results.jsonl; 'gpuscale compare --history {nights}' judges" in said
     alone = gpuscale("show", nights / "a")
     assert alone.stdout == gpuscale("show", nights / "a" / "results.jsonl").stdout
     assert gpuscale("compare", nights / "a", ARC4).returncode == 2

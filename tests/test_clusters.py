@@ -100,7 +100,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(
 
 
 def test_a_profile_must_be_named_and_exist() -> None:
-    with pytest.raises(UsageError, match="name a cluster profile; choose from arc4, cte-power"):
+    with pytest.raises(UsageError, match="there is no cluster profile ''; choose from arc4"):
         find_profile(None)
     with pytest.raises(UsageError, match="there is no cluster profile 'here'; choose from arc4"):
         find_profile("here")

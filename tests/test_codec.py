@@ -85,22 +85,20 @@ def test_line_ends_at_the_end_are_no_problem(end: str) -> None:
     assert decode_results("\r\n".join(LINES) + end) == RESULTS
 
 
-def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
+def test_a_line_that_was_cut_short_is_named_with_what_can_be_used() -> None:
     header, first, second = LINES
     longer = "\n".join([*LINES, first, second])
     assert of_results(longer[:-40]).startswith("line 5: the line is cut short")
-    assert "delete it to use the runs before it" in of_results(longer[:-40])
-    assert "line 2: the line is cut short" in of_results(f"{header}\n{first[:50]}")
-    assert "no run was recorded" in of_results(header[:50])
+    assert "delete it to use the other runs" in of_results(longer[:-40])
+    assert "line 2: the line is cut short" in of_results(f"{header}\n{first[:50]}\n{second}")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "line 1: the file is empty"),
-        (f"{LINES[0]}\n{LINES[1][:50]}\n{LINES[2]}\n", "line 2: column 49: this is not JSON"),
-        (f"{LINES[0]}\n\n{LINES[1]}\n", "line 2: column 1: this is not JSON"),
-        (f'{LINES[0]}\n{{"foo": 1\n{LINES[1]}\n', "line 2: column 10: this is not JSON"),
+        (f"{LINES[0]}\n\n{LINES[1]}\n", "line 2: the line is cut short or damaged"),
+        (f'{LINES[0]}\n{{"foo": 1\n{LINES[1]}\n', "line 2: the line is cut short or damaged"),
         ("\n".join([*LINES, *LINES]), "line 4: a second header"),
         (encode_baseline(BASELINE), "line 1: column 2: this is not JSON"),
         (json.dumps(DOCUMENT), "line 1: this is a baseline, not a results file"),

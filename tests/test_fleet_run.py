@@ -72,7 +72,7 @@ def fleet(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.Complete
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((*MAIN, "--nodes", "n[1-4],x7"), "there is no x7; partition main has big,n[1-5]"),
+        ((*MAIN, "--nodes", "n[1-4],x7"), "there is no x7; sinfo lists big,n[1-5]"),
         (("--nodes", "n[1-5]"), "the nodes are in partitions main, test; name one by --partition"),
         (MAIN, "only nodes of one kind can be compared: n[1-5] has gpu:2, 2 cores; big has"),
         (("--nodes", "n5"), "1 node cannot be compared; name 4 or more"),

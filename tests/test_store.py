@@ -164,7 +164,7 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     path.write_text(example("results"))
     assert read_any(path) == results()
     path.write_text(example("results")[:40])
-    assert "the line is cut short" in refusal(read_any, path)
+    assert "this is not JSON" in refusal(read_any, path)
     assert "this is a results file, not a baseline" in refusal(read_baseline, path)
 
 
@@ -276,7 +276,7 @@ def test_a_file_that_cannot_be_written_is_named_after_all_else_was(tmp_path: Pat
         (["JSON=a"], "--format: there is no 'JSON'; choose from"),
         (["\x1b[31m"], "--format: there is no '\\x1b[31m'; choose from"),
         (["json="], "--format: no file after 'json='; give json or json=FILE"),
-        (["json", "text"], "json and text cannot both go to standard output"),
+        (["json", "text"], "json and text cannot go to standard output together"),
     ],
 )
 def test_what_cannot_be_written_is_refused(formats: list[str], message: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.host import SITE, UNBOUND, is_map
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import shown, suggestion, visible
+from gpuscale.base.text import no_such, shown, visible
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
 from gpuscale.records.record import (
@@ -62,7 +62,6 @@ class JobSettings(Record, frozen=True, kw_only=True):
     gpu_option: Line | None = None
     """Scheduler option that requests GPUs, with `{gpus}` in place of the number per node."""
     options: tuple[Name, ...] = ()
-    """Further options of the scheduler, verbatim."""
     modules: tuple[ShellWord, ...] = ()
     variables: Mapping[Variable, Line] = {}
     unset: tuple[Variable, ...] = ()
@@ -92,7 +91,6 @@ class Measured(Record, frozen=True, kw_only=True):
     run_seconds: Seconds | None = None
     """Seconds that each run spends on measurement windows; None for the device's default."""
     options: tuple[Name, ...] = ()
-    """Further arguments for pytest."""
 
     def __post_init__(self) -> None:
         if self.cpu_bind not in (None, SITE, UNBOUND) and not is_map(self.cpu_bind):
@@ -165,7 +163,6 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
 def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
     """Return the profile with the options of `JOB_OPTIONS` applied; raise UsageError if invalid.
 
-    `values` maps options to values; None, an empty list or no entry means that an option is absent.
     `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
     drops only the judged numbers of GPUs.
     """
@@ -192,12 +189,9 @@ def find_profile(wanted: str | None) -> ClusterProfile:
     known = {
         path.stem: path for path in sorted((Path(__file__).parent / "profiles").glob("*.toml"))
     }
-    if wanted not in known:
-        problem = "name a cluster profile"
-        if wanted:
-            problem = f"there is no cluster profile '{wanted}'{suggestion(wanted, known)}"
-        remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
-        raise UsageError(f"{problem}; {remedy} (docs/clusters.md)")
+    if wanted is None or wanted not in known:
+        problem = no_such(wanted or "", known, "cluster profile")
+        raise UsageError(f"{problem}, or give a file such as ./mysite.toml (docs/clusters.md)")
     return read_profile(known[wanted])
 
 

@@ -138,9 +138,8 @@ class Sweep:
         if outcome != "measured":
             self._given_up.add(job.node)
             outcome = f"not measured: {outcome}, {detail}"
-        again = "again " if job.number > 1 else ""
         done = len({visit.node for visit in self._visits})
-        self._say(f"{job.node} {again}{outcome}; {done} of {len(self.record.nodes)} nodes measured")
+        self._say(f"{job.node} {outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
         """Submit jobs up to the limit; return False if no job is open and none can be started."""

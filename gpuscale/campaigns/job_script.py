@@ -24,19 +24,14 @@ class JobRequest:
     """A job to submit; its profile describes the cluster, the measurements and the baseline."""
 
     profile: ClusterProfile
-    """The profile, with command-line options applied and the numbers of GPUs to measure."""
     results: str | None = None
     """Results file of a job that only measures, quoted for a shell; None for a nightly run."""
 
     def __post_init__(self) -> None:
-        profile, lacks = self.profile, dict[str, str]()
-        if not profile.measure.gpus:
-            lacks["on how many GPUs to measure"] = "--gpus 1,2,4"
-        if profile.node.gpus is None:
-            lacks["how many GPUs a node has"] = "--gpus-per-node 4"
-        if lacks:
-            problem = f"the profile {profile.name} does not say {' and '.join(lacks)}"
-            raise UsageError(f"{problem}; add, for example, {' '.join(lacks.values())}")
+        if not self.profile.measure.gpus or self.profile.node.gpus is None:
+            problem = f"the profile {self.profile.name} leaves open on how many GPUs to measure"
+            remedy = "add what it lacks, for example --gpus 1,2,4 --gpus-per-node 4"
+            raise UsageError(f"{problem}, or how many a node has; {remedy}")
 
     @property
     def scheduler(self) -> Scheduler:
@@ -52,18 +47,15 @@ class JobRequest:
     def demand(self) -> Demand:
         """Resources of the smallest job that can measure on the largest number of GPUs.
 
-        Within a node one task gets all cores and starts the ranks itself; across nodes there is a
-        task for each GPU. Raise a UsageError if the cluster cannot run such a job.
+        Within a node one task gets all cores; across nodes there is a task for each GPU.
         """
         profile, scheduler = self.profile, self.scheduler
         per_node, largest = profile.node.gpus, max(profile.measure.gpus)
         assert per_node is not None
         if largest > per_node and (scheduler.launcher is None or profile.job.container):
-            stays = "a job in a container stays"
-            stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
             raise UsageError(
                 f"--gpus: a node of {profile.name} has {per_node} GPUs, fewer than {largest}, and "
-                f"{stays} within a node; ask for at most {per_node}"
+                f"its jobs stay within a node; ask for at most {per_node}"
             )
         if profile.job.nodelist and not any("{nodelist}" in option for option in scheduler.options):
             problem = f"gpuscale can choose nodes under Slurm only, not under {scheduler.title}"
@@ -97,7 +89,6 @@ def job_script(request: JobRequest) -> str:
 
 
 def _head(request: JobRequest) -> str:
-    """Return comments on the origin of the script, and the directives for the scheduler."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     gpus = numbers_text(request.profile.measure.gpus)
     asked = [*scheduler.options_of(demand), *profile.job.options]
@@ -172,7 +163,6 @@ exec {inside}{program} \\
 
 
 def _pytest_words(request: JobRequest) -> Iterator[str]:
-    """Yield the cases and options for pytest, quoted for a shell."""
     measured = request.profile.measure
     yield from measured.cases
     options = {
@@ -191,7 +181,6 @@ def _pytest_words(request: JobRequest) -> Iterator[str]:
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:
-    """Join a shell command's words into lines that end in backslashes."""
     lines = [f"    {first}"]
     for word in words:
         if len(lines[-1]) + 1 + len(word) > _LINE_WIDTH:

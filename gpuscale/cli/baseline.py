@@ -19,7 +19,7 @@ from gpuscale.cli.baseline_update import (
     strength_text,
     validate_strength,
 )
-from gpuscale.cli.import_ import add_recorded, defaults_of, directions_of, paths_of, sessions_in
+from gpuscale.cli.import_ import add_recorded, defaults_of, paths_of, sessions_in
 from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, results_path, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.judge.compare.notes import outlying_nights
@@ -109,9 +109,8 @@ def _record(arguments: argparse.Namespace) -> int:
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Make a baseline from a table of published figures, as CSV or Markdown, with a column of "
-        "GPUs ('gpus' or 'n') and one of times or throughput (docs/baselines.md); the options add "
-        "what the table lacks. With 'reframe' and its reports instead of a table, make it from the "
-        "references in the reports, each judged by its own thresholds, since it has no spread."
+        "GPUs ('gpus' or 'n') and one of times or throughput (docs/baselines.md), or from the "
+        "references in reports of ReFrame, each judged by its own thresholds."
     )
     add = parser.add_argument
     text = "a .csv or .md file; or 'reframe' and its reports, its logs, or folders of them"
@@ -136,7 +135,7 @@ def _import(arguments: argparse.Namespace) -> int:
             f"{listed(files, 3)}: no value has a reference; "
             f"'gpuscale import {tool}' makes nights of them"
         )
-    more_is_better = directions_of(arguments)
+    more_is_better = {name: way == "more" for name, way in arguments.better or ()}
     add_directions(more_is_better, values)
     found = [published(value, more_is_better) for value in values]
     figures = {figure.key: (figure, limit) for figure, limit in found}
@@ -159,12 +158,8 @@ def _import(arguments: argparse.Namespace) -> int:
     except ValueError as refusal:
         raise UsageError(str(refusal)) from None
     _write_new(arguments.output, baseline)
-    say(f"{arguments.output}: {counted(len(figures), 'published figure')}")
-    if limits:
-        say(
-            f"note: {len(limits)} have a threshold for losses, and are judged by it, since the "
-            "spread of their runs is unknown"
-        )
+    judged = f", {len(limits)} of them judged by their own thresholds" if limits else ""
+    say(f"{arguments.output}: {counted(len(figures), 'published figure')}{judged}")
     for text in dict.fromkeys(text for each in sessions for text in each.without_value):
         say(f"note: left out {escaped(text)}")
     return ExitCode.OK
@@ -192,7 +187,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _new_file(text: str) -> Path:
-    """Return the path of a new baseline; raise a FileError if the file exists."""
     output = Path(text)
     if output.exists():
         problem = "exists already; choose another name, or change it: gpuscale baseline update"
@@ -201,7 +195,6 @@ def _new_file(text: str) -> Path:
 
 
 def _write_new(path: Path, baseline: Baseline) -> None:
-    """Write a new baseline file, in a new folder if necessary."""
     with file_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_baseline(path, baseline)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.text import clean, counted, rough_percent
+from gpuscale.base.text import clean, counted, no_such, rough_percent
 from gpuscale.cli.inputs import each_run_once, read_all_results, results_path, say
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
@@ -40,7 +40,6 @@ _MOST_NAMED = 5
 _NIGHTS = 5
 """Number of a baseline's last nights that show which loss one night would find."""
 _EVERYTHING = "all"
-"""Selector that chooses every proposal that can be accepted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +117,9 @@ def additions(
     approved: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Return the proposals to add, and a summary of their runs.
+    """Return the proposals to add and a summary of their runs; empty if a change is not approved.
 
-    Both are empty if a row got faster or slower and the user did not approve that. Each night is
-    judged by itself, since a good night would hide the loss of a bad one.
+    Each night is judged by itself, since a good night would hide the loss of a bad one.
     """
     changed: dict[EntryId, str] = {}
     nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
@@ -171,26 +169,21 @@ def _approved(
 
 
 def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
-    """Return the selected proposals; `all` skips those that cannot be accepted.
-
-    Raise UsageError if any other selector names no proposal, or one that cannot be accepted.
-    """
-    chosen = []
+    """Return the selected proposals; `all` skips those that cannot be accepted."""
+    chosen = [p for p in found if not p.obstacle] if _EVERYTHING in selectors else []
     for selector in selectors:
-        named = [p for p in found if selector in (_EVERYTHING, *p.selectors)]
-        refused = [proposal for proposal in named if proposal.obstacle]
+        named = [p for p in found if selector in p.selectors]
         if selector != _EVERYTHING and not named:
-            choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
-            raise UsageError(f"--accept {selector}: no such change; there is {choice}")
-        if selector != _EVERYTHING and refused:
+            names = [*dict.fromkeys(p.selectors[0] for p in found)]
+            raise UsageError(f"--accept: {no_such(selector, names)}")
+        if refused := [p for p in named if p.obstacle]:
             why = f"{refused[0].label} {refused[0].obstacle}"
             raise UsageError(f"--accept {selector}: {why}; nothing was written")
-        chosen += [proposal for proposal in named if not proposal.obstacle]
-    return tuple(proposal for proposal in found if proposal in chosen)
+        chosen += named
+    return tuple(p for p in found if p in chosen)
 
 
 def _change_lines(proposal: Proposal, verdicts: Mapping[EntryId, EntryVerdict]) -> Iterator[str]:
-    """Describe a proposal: its step time and runs, before and after, and its verdict."""
     yield f"{proposal.label}: {proposal.remark}" if proposal.remark else proposal.label
     sides = [runs for runs in (proposal.old, proposal.new) if runs]
     yield f"  step time   {' → '.join(map(step_time_text, sides))}"
@@ -224,9 +217,8 @@ class SmallestLoss(NamedTuple):
 def smallest_losses(baseline: Baseline, before: Baseline | None = None) -> list[SmallestLoss]:
     """Return the smallest detectable loss of each entry in a baseline, in descending order.
 
-    It is the median over the entry's last nights, each judged as a new night would be. They are
-    nights of the baseline before nights were added, if it had the entry: a night of fewer runs
-    would find less, whatever is added.
+    It is the median over the entry's last nights, each judged as a new night would be. Nights that
+    were added to `before` count only for new entries: one of fewer runs would find less.
     """
     runs, nights = entries_of(baseline.runs), results_of(before or baseline)
     held = [{*entries_of(night.runs)} for night in nights]
@@ -261,7 +253,6 @@ def strength_text(baseline: Baseline, losses: Sequence[SmallestLoss]) -> str:
 
 
 def validate_strength(losses: Iterable[SmallestLoss], remedy: str) -> None:
-    """Raise a UsageError that lists the entries whose smallest detectable loss is too large."""
     large = [f"{each}" for each in losses if each.loss > TOO_WEAK]
     if large:
         problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"

@@ -23,7 +23,6 @@ from gpuscale.workload.cases import TrainingCase, case_class
 
 _FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
 _OPTIONS = [OPTIONS[name] for name in ("strategies", "size", "precision", "device")]
-"""Options that gpuscale adds to pytest and that mean the same here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(
     case: type[TrainingCase], gpus: int, options: MeasureOptions, environment: Environment
 ) -> ItemPlan:
-    """Return the run to try; raise a UsageError if the machine or the options rule it out."""
     if not is_gpu(environment.device):
         # CPU ranks would fill the host's memory, so the kernel might kill other processes.
         raise UsageError("gpuscale batch fills the memory of GPUs, and no GPU can be used here")
@@ -101,8 +99,7 @@ def _plan(
 def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int, most: int) -> int:
     """Return the largest multiple of `unit` up to `most` that fits into memory; 0 if none fits.
 
-    `does_fit` gets a batch, and the largest batch that has fitted so far. The first attempt is
-    `unit` times a power of two, at most `first` if possible.
+    `does_fit` gets a batch, and the largest that has fitted so far; the first is at most `first`.
     """
     fitted, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import counted, no_such, visible
 from gpuscale.cli import inputs
-from gpuscale.cli.nights import read_nights
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
 from gpuscale.judge.compare.notes import with_environment_changes
@@ -30,7 +29,6 @@ class Reference(NamedTuple):
     """A baseline to judge results against; if made from earlier nights, with their history."""
 
     path: Path | None
-    """The file or folder that the user named, if any."""
     baseline: Baseline
     kind: BaselineKind
     runs: Sequence[Run] = ()
@@ -41,9 +39,8 @@ class Reference(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Judge results against a baseline, or against earlier results."
     parser.epilog = (
-        "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
-        "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
-        "cannot be compared, 4 nothing comparable was measured."
+        "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, 3 not shown to be "
+        "fine, such as inconclusive or missing rows, 4 nothing comparable was measured."
     )
     text = (
         "a baseline such as baselines/arc4.json or an earlier results file (not with --history), "
@@ -78,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{named} is taken as the baseline, given alone: {error}") from error
     outputs = outputs_of(arguments.format, [before, *paths])
     validate_sides(before, paths)
-    read = read_nights([before]) if folder else []
+    read = inputs.read_nights([before]) if folder else []
     inputs.say_left_out(read)
     results = inputs.read_all_results(paths, or_baselines=True) if paths else last_night(read)
     if not paths:
@@ -144,7 +141,6 @@ def judged(
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:
-    """Raise a UsageError if a file would be compared with itself."""
     if any(inputs.is_same(before, path) for path in after):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
@@ -154,17 +150,13 @@ def outputs_of(
 ) -> list[tuple[str, Path | None]]:
     """Parse the values of `--format`: names, and files to write (None: standard output).
 
-    If none goes to standard output, add text. Raise a UsageError if two do, or if a file would
-    replace another output or one of the `others`.
+    If none goes to standard output, add text. `others` are files that no output may replace.
     """
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:
-        first, second, *_ = printed
-        raise UsageError(
-            f"--format: {first} and {second} cannot both go to standard output; "
-            f"give one a file, such as {second}=FILE"
-        )
+        problem = f"{' and '.join(printed)} cannot go to standard output together"
+        raise UsageError(f"--format: {problem}; give files, such as {printed[-1]}=FILE")
     for path in (path for _, path in outputs if path is not None):
         inputs.validate_output(path, others, "--format")
         others = [*others, path]

@@ -118,7 +118,6 @@ def _validate_resumed(arguments: argparse.Namespace) -> None:
 
 
 def _newest() -> Path:
-    """Return the folder of the newest sweep below the current folder."""
     found = sorted(SWEEPS.glob(f"*/{SWEEP_JSON}"), key=lambda path: path.parent.name[-17:])
     if not found:
         raise UsageError(f"there is no sweep in {SWEEPS}; begin one with 'gpuscale fleet run'")
@@ -147,7 +146,6 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
 
 
 def _case(profile: ClusterProfile, named: str | None) -> str:
-    """Return the file of the case to measure; raise a UsageError if there is no such file."""
     case = named or " ".join(profile.measure.cases)
     case = f"bench_cases/test_{case}.py" if case.isidentifier() else case
     if not Path(case.partition("::")[0]).is_file():
@@ -169,9 +167,8 @@ def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
     kinds = {*(node.kind for node in swept)}
     problem = None
     if missing or not nodes:
-        has = folded(node.name for node in nodes) or "no nodes"
-        where = f"partition {profile.job.partition}" if profile.job.partition else "the cluster"
-        problem = f"there is no {folded(missing) or 'node'}; {where} has {has}"
+        has = folded(node.name for node in nodes) or "none"
+        problem = f"there is no {folded(missing) or 'node'}; sinfo lists {has}"
     elif len(partitions) > 1:
         problem = f"the nodes are in partitions {', '.join(partitions)}; name one by --partition"
     elif len(kinds) > 1:

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recorded(parser: argparse.ArgumentParser) -> None:
-    """Add the options that supply information missing from the records of other tools."""
     add = parser.add_argument
     text = "the system (and partition) to import, if the files are of several"
     add("--system", metavar="NAME", help=text)
@@ -50,7 +49,6 @@ def add_recorded(parser: argparse.ArgumentParser) -> None:
 
 
 def defaults_of(arguments: argparse.Namespace, machine: str | None) -> Defaults:
-    """Return the defaults for a table, from the options that `add_recorded` adds."""
     return Defaults(
         machine=machine,
         columns=dict(arguments.columns or ()),
@@ -74,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     paths, defaults = paths_of(arguments.files, source), defaults_of(arguments, arguments.system)
     without, systems = Counter[str](), set[str]()
     read = nights = values = 0
-    with ImportFolder(Path(arguments.output), directions_of(arguments)) as folder:
+    more_is_better = {name: way == "more" for name, way in arguments.better or ()}
+    with ImportFolder(Path(arguments.output), more_is_better) as folder:
         new = [path for path in paths if not folder.has(path)]
         stream = sys.stderr if can_redraw(sys.stderr) else None
         with redrawn(stream, lambda: progress_text("file", read, len(new))):
@@ -105,11 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
     if nights:
         say(f"next: gpuscale history {place}, or gpuscale compare --history {place}")
     return ExitCode.OK
-
-
-def directions_of(arguments: argparse.Namespace) -> dict[str, bool]:
-    """Return the values of `--better`: for each metric, True if more is better."""
-    return {name: way == "more" for name, way in arguments.better or ()}
 
 
 def sessions_in(

@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "measure the missing runs once more."
     )
     parser.epilog = (
-        "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "
-        "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
-        "cannot be compared, 4 nothing comparable was measured, 5 not everything was measured, "
+        "Exit codes: as of compare, 2 also if it could not be run, 5 not everything was measured, "
         "6 infrastructure failed."
     )
     parser.add_argument("name", metavar="NAME", help="name of the machine, such as arc4")
@@ -42,14 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         words, job = [job, *words], None
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
-    missing = {
-        "the word 'measure'": words[:1] != ["measure"],
-        "what to measure, after 'measure',": not measure,
-        "BASELINE or --history DIR, after 'compare',": end < len(words) and not compare,
-    }
-    for what, is_missing in missing.items():
-        if is_missing:
-            raise UsageError(f"{what} is missing; use: {_USAGE}")
+    if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
+        raise UsageError(f"night: expected {_USAGE}")
     if compare:
         # An option that `compare` refuses would otherwise be told after hours of measurements.
         outputs_of(cli.parser_of_commands().parse_args(["compare", *compare]).format, [])
@@ -63,10 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(remarks: set[str], *arguments: str) -> tuple[int, str]:
-    """Run a gpuscale command in this process; print its output; return its exit code and output.
-
-    `remarks` collects the remarks of all commands, so that each is printed once.
-    """
+    """Run a gpuscale command here; print its output, but each of the `remarks` only once."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:

@@ -105,10 +105,7 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes, with the most frequent precision and the DDP bucket sizes of `results`.
-
-    Only the first of the `launches` tests the links between nodes; slow links are then retested.
-    """
+    """Probe all nodes, with the most frequent precision and the DDP bucket sizes of `results`."""
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []
     usual = Counter(each.precision for each in configurations).most_common(1)

@@ -27,17 +27,14 @@ from gpuscale.store.files import file_errors, read_any, write_report
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
-"""Estimated seconds, by device, that a run takes in addition to its timed windows: to start ranks,
-load kernels, warm up and check. Too high for a modern node, too low for a slow file system."""
+"""Estimated seconds, by device, that a run takes in addition to its timed windows."""
 _SESSION_OVERHEAD_S = 60.0
-"""Estimated seconds that a job takes in addition to its runs: to start pytest, describe the machine
-and compare the results."""
+"""Estimated seconds that a job takes in addition to its runs."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _SETTLING_S = 20.0
 """Seconds from a job's end until its accounting is complete; Grid Engine writes it every 15 s."""
 _MOST_UNKNOWN = 15
-"""Maximum number of successive queries that may fail to find the job, since the accounting of SGE
-lags behind by minutes."""
+"""Number of queries in a row that may fail to find the job: SGE's accounting lags by minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,19 +113,14 @@ def _request(arguments: argparse.Namespace) -> JobRequest:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[str]:
-    """Yield a message for an unreadable baseline, and one for cases not in this folder."""
     if baseline := request.profile.judge.baseline:
         try:
             read_any(Path(baseline))
         except GpuscaleError as error:
             yield str(error)
     cases = request.profile.measure.cases
-    if absent := ", ".join(named for named in cases if not _path_of(named).exists()):
+    if absent := ", ".join(case for case in cases if not Path(case.partition("::")[0]).exists()):
         yield f"not here: {absent}; submit from the folder of the cases, or name others by --cases"
-
-
-def _path_of(case: str) -> Path:
-    return Path(case.partition("::")[0])
 
 
 def job_environment(container: str | None) -> Mapping[str, str]:
@@ -142,14 +134,12 @@ def _announcement(request: JobRequest) -> str:
     demand, measured = request.demand, request.profile.measure
     # Each case is either run as a command or trained by all other strategies.
     ways = len({*measured.strategies} - {COMMAND}) or 1
-    paths = [_path_of(named) for named in measured.cases]
+    paths = [Path(case.partition("::")[0]) for case in measured.cases]
     # Each test file counts as one case.
     cases = sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
     runs = cases * ways * len(measured.gpus) * measured.runs
     seconds = job_s(measured, runs)
-    judged = (
-        request.profile.judge.baseline or "nothing: it is only measured, so exit code 4 is expected"
-    )
+    judged = request.profile.judge.baseline or "nothing, so exit code 4 is expected"
     return (
         f"{request.profile.description}: {counted(runs, 'run')} on "
         f"{devices_text(measured.device, *measured.gpus)}, {counted(demand.nodes, 'node')} "

@@ -1,8 +1,4 @@
-"""Folders of nightly runs, and of sweeps, which measure every node of a cluster.
-
-The record of a nightly run is in `night.json` and, as plain text, in `night.txt`. The folder of a
-sweep contains the plan and the list of jobs in `sweep.json`, and a results file for each job.
-"""
+"""Folders of nightly runs, and of sweeps, which measure every node of a cluster."""
 
 import math
 import statistics
@@ -54,7 +50,6 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     unjudged: Line | None = None
     """Advice for a complete night that was not judged; None for other nights."""
     exit: int | None = None
-    """Exit code of the nightly run."""
     pytest_exit: int | None = None
     compare_exit: int | None = None
     """Exit code of the comparison; None if nothing was compared."""
@@ -64,7 +59,6 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
     left_out: tuple[Line, ...] = ()
     """Reasons why some pytest items measured nothing without failing."""
     not_collected: tuple[Line, ...] = ()
-    """Files and tests that pytest could not collect."""
     attempts: int = 1
     started: Line | None = None
     finished: Line | None = None
@@ -92,10 +86,7 @@ class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def record_files(record: NightRecord) -> dict[str, str]:
-    """Return the contents of a nightly run's record files, by file name.
-
-    The text has a line for each known field, or for each of its texts; all nodes share one line.
-    """
+    """Return the contents of a nightly run's record files, JSON and plain text, by file name."""
     shown = {
         **msgspec.structs.asdict(record),
         **dict.fromkeys(("format", "version")),
@@ -120,16 +111,14 @@ def read_night(folder: Path) -> NightRecord | None:
 
 
 class _Comparison(msgspec.Struct):
-    headline: tuple[Mapping[Literal["label", "text"], str], ...]
-    brief: str | None = None
+    brief: str
 
 
 def read_brief(folder: Path) -> str:
     """Return the verdict of a night's comparison in one line; empty if none can be read."""
     with suppress(FileError):
-        found = read_with(folder / "comparison.json", lambda text: from_json(_Comparison, text))
-        # Comparisons by older versions have only a headline.
-        return found.brief or next((line["text"] for line in found.headline), "")
+        file = folder / "comparison.json"
+        return read_with(file, lambda text: from_json(_Comparison, text)).brief
     return ""
 
 
@@ -223,17 +212,13 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJob, Results]]:
-    """Yield all jobs of a sweep that measured their nodes, each with its results.
-
-    Raise a FileError if a results file belongs to another job, such as one on another machine.
-    """
+    """Yield all jobs of a sweep that measured their nodes, each with its results."""
     for job in record.jobs:
         if job.outcome == "measured":
             path = folder / job.results_name
             where = (results := read_results(path)).environment
             if None not in (job.job, where.job_id) and job.job != where.job_id:
-                here = f"job {job.job} of {record.cluster}"
-                problem = f"was written by job {where.job_id} on {where.host}, not by {here}"
+                problem = f"was written by job {where.job_id} on {where.host}, not by {job.job}"
                 raise FileError(path, f"{problem}; put back the file of that job")
             yield job, results
 

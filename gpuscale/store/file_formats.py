@@ -1,8 +1,4 @@
-"""Encode and decode the two file formats, for results and for baselines (docs/format.md).
-
-A `DecodeError` gives the location of a problem, such as `line 42: runs[2].measured`. Version 1 of
-the formats was never released and is not read.
-"""
+"""Encode and decode the two file formats, for results and for baselines (docs/format.md)."""
 
 import re
 from typing import Any
@@ -36,13 +32,10 @@ def encode_header(results: Results) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """Encode a baseline as the text of its file; raise a `DecodeError` if it is invalid.
-
-    The text is indented, but each run, and the packages of each environment, are on one line.
-    """
+    """Encode a baseline as the text of its file; raise a `DecodeError` if it is invalid."""
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
-    # With a line for each package, the parts that people read would be hard to find.
+    # With a line for each package or number, the parts that people read would be hard to find.
     text = _PACKAGES.sub(lambda found: re.sub(r"\n *", "", found[0]), text)
     if baseline.runs:
         lines = ",\n".join(f"    {to_json(run)}" for run in baseline.runs)
@@ -53,11 +46,8 @@ def encode_baseline(baseline: Baseline) -> str:
 
 def decode_results(text: str) -> Results:
     """Decode the text of a results file; raise a `DecodeError` that locates any problem."""
-    written = text.rstrip()
-    lines = written.split("\n")
-    is_ended = "\n" in text[len(written) :]
     runs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
         try:
             if number == 1:
                 header = from_json(Header, _text(_open_envelope(line, RESULTS_FORMAT)))
@@ -65,12 +55,9 @@ def decode_results(text: str) -> Results:
                 runs.append(_decode_run(line, header))
         except DecodeError as error:
             place, problem = error.place, error.problem
-            if number == len(lines) and not is_ended and line[:1] == "{" and not is_json(line):
-                place, problem = "", "the line is cut short (was the job killed while writing it?)"
-                kept = "delete it to use the runs before it, or go on with --resume"
-                problem += f"; {kept if number > 2 else 'no run was recorded, so measure again'}"
-            elif number > 1 and not is_json(line):
-                problem += "; delete the line to use the others"
+            if number > 1 and not is_json(line):
+                place, problem = "", "the line is cut short or damaged (was the job killed?); "
+                problem += "delete it to use the other runs, or measure again"
             raise DecodeError(place, problem, line=number) from None
     return Results(**msgspec.structs.asdict(header), runs=tuple(runs))
 

@@ -186,7 +186,6 @@ class NightJob:
         return has_probes and bool(names) and self._command(*asked)[0] in (0, 1)
 
     def _report(self, *, is_judged: bool) -> None:
-        """Write the night's HTML report; if that fails, only print a message."""
         results = self.folder / RESULTS
         if not self._has_results():
             return

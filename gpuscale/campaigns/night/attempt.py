@@ -46,8 +46,7 @@ class StopRequest:
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
         """Run a program; return its exit code, or the negated number of the signal that ended it.
 
-        The program's output goes to a log and to standard output, even if one of them cannot be
-        written. The program is terminated if a signal asks this process to stop.
+        Its output goes to a log and to standard output, even if one of them cannot be written.
         """
         try:
             process = Popen(
@@ -133,11 +132,7 @@ class Attempt:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Probable faults of nodes, network, file system or scheduler, one sentence each.
-
-        Exceptions in the training code, ranks that disagree and unsteady steps do not count, nor do
-        failures after a signal has requested a stop.
-        """
+        """Probable faults of nodes, network, file system or scheduler; none after a stop signal."""
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
     def _faults(self) -> Iterator[str]:
@@ -210,11 +205,9 @@ _VERDICTS = frozenset(
 
 
 def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
-    """Return the exit code of a nightly run.
+    """Return the exit code of a nightly run; `compare_exit` is None if nothing was compared.
 
-    A regression takes precedence, even if items failed; then come a failed comparison, faults of
-    the infrastructure, and missing runs, since incomplete results allow no verdict. `compare_exit`
-    is None if nothing was compared.
+    A regression takes precedence, even if items failed, and faults do so over missing runs.
     """
     if compare_exit == ExitCode.REGRESSED:
         return ExitCode.REGRESSED

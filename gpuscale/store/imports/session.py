@@ -99,11 +99,6 @@ class Session:
         """The time at which the session began, in UTC."""
         return datetime.fromtimestamp(self.began_s, UTC)
 
-    @property
-    def file_name(self) -> str:
-        """Name of the results file; file names in one folder sort by age."""
-        return f"{self.began_at:%Y-%m-%dT%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.key)}.jsonl"
-
 
 def moment_s(text: str) -> float | None:
     """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds to Unix seconds."""
@@ -236,10 +231,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session, path: Path) -> bool:
-        """Write a session, read from `path`, as a night; return False if all its runs are stored.
-
-        Raise a UsageError if the session is of another system, or a metric's direction is unknown.
-        """
+        """Write a session, read from `path`, as a night; return False if all its runs are there."""
         known = self._state.system
         if known is not None and session.system not in (known, None):
             raise UsageError(
@@ -248,7 +240,8 @@ class ImportFolder:
             )
         results = results_of(session, self._state.more_is_better)
         self._state.system = known or session.system
-        file = self._path / session.file_name
+        key = re.sub(r"[^A-Za-z0-9_.-]", "_", session.key)
+        file = self._path / f"{session.began_at:%Y-%m-%dT%H%M%S}-{key}.jsonl"
         # A performance log grows during the day, so more runs replace an earlier import.
         if file.exists() and len(read_results(file).runs) >= len(results.runs):
             return False

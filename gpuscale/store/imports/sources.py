@@ -1,7 +1,4 @@
-"""The tools whose records can be imported (`SOURCES`), and readers for the simpler formats.
-
-To add a tool, write a function that yields the sessions in a text, and add an entry to `SOURCES`.
-"""
+"""The tools whose records can be imported (`SOURCES`), and readers for the simpler formats."""
 
 import csv
 import re

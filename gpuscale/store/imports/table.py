@@ -145,10 +145,7 @@ def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -
 def _measured(
     row: TableRow, cells: Mapping[str, Any], measure: TableColumn | None, defaults: Defaults
 ) -> _Measured | None:
-    """Return the row with defaults filled in; None if a cell is invalid or a column is missing.
-
-    Raise a DecodeError if a required value is in neither the row nor the defaults.
-    """
+    """Return the row with defaults filled in; None if a cell is invalid or a column is missing."""
     case = ", ".join(filter(None, (cells.get("case", defaults.case), cells.get("name"))))
     said = {
         "case": case,

@@ -127,8 +127,7 @@ def rows_in(
 ) -> tuple[list[TableColumn], list[TableRow]]:
     """Return the valid columns of the only table in a text, in Markdown or else CSV, and its rows.
 
-    The delimiter of CSV is the most frequent of comma, semicolon and tab in the first line. `asked`
-    gives the meaning of some headers: `name`, `skip`, or a known header.
+    `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
     """
     lines = text.removeprefix("\ufeff").splitlines()
     table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
