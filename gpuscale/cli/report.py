@@ -82,7 +82,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
     subject = Subject(
         results=[inputs.selected(file, choice) for file in results],
         history=history,
-        folder="" if files else ", ".join(visible(str(path)) for path in folders),
     )
     if earlier is not None:
         reference = reference_of_nights(earlier, nights, results)

@@ -167,7 +167,11 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
     starts_s = sorted(run.started_at_s for run in runs if run.started_at_s is not None)
     if not starts_s:
         return to_minutes(otherwise)
-    began, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1]))
+    return span_text(*(datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1])))
+
+
+def span_text(began: datetime, last: datetime) -> str:
+    """Return the time between two moments: `2026-11-20 02:10 to 02:31`."""
     ends = format_range([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
     return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
 

@@ -9,7 +9,6 @@ from gpuscale.base.text import format_percent, rough_percent, significant
 from gpuscale.records import (
     EntryKey,
     EntryVerdict,
-    Estimate,
     FieldChange,
     MetricVerdict,
     QuantityName,
@@ -20,11 +19,10 @@ from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports.cause_evidence import device_text
 from gpuscale.reports.phrases import (
     SEVERAL_UNITS,
-    UNCERTAIN,
     amount_text,
-    change_texts,
     counted,
     devices_text,
+    found_change_text,
     load_text,
     percent_text,
     rate_word,
@@ -37,7 +35,7 @@ _SMALLEST_SHOWN = 0.0005
 ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
-_CHANGED = "{quantity} {change}"
+_CHANGED = "{quantity} changed by {change}"
 _NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
 _WITHIN_MARGIN = (
     "the interval lies below zero, but the loss is within the margin of {margin}, and "
@@ -333,16 +331,7 @@ def metric_reason(metric: MetricVerdict) -> str:
     if metric.verdict is Verdict.OK:
         said = f"any rise is below {format_percent(bound)}{of_step}" if bound > 0 else "no rise"
         return f"{said}, with 95 % confidence"
-    return f"{spec.words} {_changed(change, of_step)}, too uncertain to call"
-
-
-def _changed(change: Estimate, of_step: str = "") -> str:
-    """Describe a change: `changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
-    value, *ends = change_texts(change)
-    if value == UNCERTAIN:
-        return f"is {value}"
-    interval = f"{of_step} (95 %: {' to '.join(ends)})" if ends else ""
-    return f"changed by {value}{interval}"
+    return f"{spec.words} changed by {found_change_text(change)}{of_step}, too uncertain to call"
 
 
 def _rose_or_fell(change: float) -> str:
@@ -373,7 +362,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
-    "change": _changed,
+    "change": found_change_text,
     "changed": lambda changes: (
         f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
     ),

@@ -212,9 +212,11 @@ def _side(name: str, origin: Origin, machine: str) -> str:
     """Describe a side of the comparison: `well.json: node017, 2026-11-20 02:10, 6 runs a row`."""
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     word = "run" if origin.most_runs == 1 else "runs"
+    moments = filter(None, (origin.began_at, origin.last_at))
+    dates = [datetime.fromisoformat(moment) for moment in moments]
     facts = [
         listed(origin.hosts),
-        _dates(origin),
+        phrases.span_text(*dates) if len(dates) == 2 else "",
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
         f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]
@@ -222,15 +224,6 @@ def _side(name: str, origin: Origin, machine: str) -> str:
     for host in origin.hosts:
         machine = machine.removeprefix(f"{host}, ")
     return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
-
-
-def _dates(origin: Origin) -> str:
-    if origin.began_at is None or origin.last_at is None:
-        return ""
-    began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
-    if began.date() == last.date():
-        return f"{began:%Y-%m-%d} {phrases.format_range([f'{began:%H:%M}', f'{last:%H:%M}'])}"
-    return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 def _span(fractions: Sequence[float]) -> str:

@@ -85,11 +85,6 @@ class Measurements:
     """Machine and dates of each side, named in each picture."""
 
     @property
-    def runs_before(self) -> Sequence[Run]:
-        """Runs of the baseline, without windows if they come from a baseline file."""
-        return self.earlier or (self.baseline.runs if self.baseline else ())
-
-    @property
     def failed(self) -> list[str]:
         """Notes on rows with failed runs: `gpt/ddp on 4 GPUs: 1 of 3 runs gave a number`."""
         rows = [point for point in scaling_points(self.runs) if point.failed_runs]

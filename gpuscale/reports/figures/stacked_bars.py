@@ -103,8 +103,10 @@ def _budget_bar(budget: EfficiencyBudget, label: str) -> _Bar:
 
 def phases_picture(measurements: Measurements) -> Picture | None:
     """Draw the phases of an average step in each row, a panel per case; None without phases."""
-    steps, before = map(typical_steps, (measurements.runs, measurements.runs_before))
-    shown = [*steps.items()][: _most_rows(measurements.runs_before)]
+    baseline = measurements.baseline
+    runs_before = measurements.earlier or (baseline.runs if baseline else ())
+    steps, before = map(typical_steps, (measurements.runs, runs_before))
+    shown = [*steps.items()][: _most_rows(runs_before)]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
     names = distinct_names([point.configuration for point in steps])

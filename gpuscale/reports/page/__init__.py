@@ -43,8 +43,6 @@ class Subject:
     view: View | None = None
     """Comparison of the results with the baseline."""
     history: History | None = None
-    folder: str = ""
-    """Folder of nightly results if the page shows the newest of them; otherwise empty."""
 
     @property
     def runs(self) -> list[Run]:

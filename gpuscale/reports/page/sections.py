@@ -78,9 +78,8 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
     measured = sum(point.valid_runs > 0 for point in points)
     if measured < len(points):
         rows = f"{measured} of {rows}, since no run of the others is valid"
-    judging = "; --history judges the last night" if subject.history else ""
     facts = {
-        "MEASURED": f"{rows}; no baseline was given, so nothing is judged{judging}",
+        "MEASURED": f"{rows}; no baseline was given, so nothing is judged",
         "beware": phrases.busy_text(subject.runs),
         "command": commands_text(run.configuration for run in subject.runs),
     }
@@ -256,11 +255,6 @@ def report_html(subject: Subject) -> str:
         facts.append(("baseline", "none was given; --history DIR judges the last night"))
     if software := phrases.software_text(subject.results[0].environment):
         facts.append(("software", software))
-    if subject.folder:
-        facts = [
-            (label, f"{subject.folder}: {text}" if label == "now" else text)
-            for label, text in facts
-        ]
     place = place_text(subject.results[0])
     return rendered(
         made,
