@@ -201,10 +201,11 @@ def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _busy_hosts(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
+    codes = (("busy_host_before", "seldom_busy_host_before"), ("busy_host", "seldom_busy_host"))
+    for (code, seldom_code), runs in zip(codes, _runs_of_sides(rows), strict=True):
         if busy := busy_hosts(runs):
             host, load = busy[0]
-            code = code if were_hosts_busy(runs) else f"seldom_{code}"
+            code = code if were_hosts_busy(runs) else seldom_code
             yield Statement.of(code, busy=len(busy), made=len(runs), on=host, load=load)
 
 
