@@ -251,11 +251,8 @@ def verdict(history: History) -> tuple[str, str] | None:
     }
     unusual = [text for row, text in departed.items() if row.stands_out]
     blurred = [row for row in rows if _is_weak(row) and not (row.recent_loss or row.is_unclear)]
-    ends = [*map(rough_percent, sorted(row.smallest_loss or 0.0 for row in blurred))] or [""]
-    only_large = (
-        " with nights that vary so widely that two more would prove no loss below "
-        f"{phrases.format_range(ends)}"
-    )
+    least = rough_percent(min((row.smallest_loss or 0.0 for row in blurred), default=0.0))
+    only_large = f" with nights that vary so widely that two more would prove no loss below {least}"
     unclear = [text for row, text in departed.items() if row.is_unclear]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]

@@ -13,7 +13,7 @@ from gpuscale.analysis.steps import (
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.base.text import format_percent, format_seconds, significant, whole_percent
+from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.judge.diagnose.step_parts import stragglers_of
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
@@ -127,14 +127,8 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     if lag < max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1):
         return
     where = f" in {count} of {of} runs" if of > 1 else ""
-    # With two ranks, the other one is the median.
-    other = f"rank {1 - found.ranks[0]}" if budget.key.gpus == 2 else "the median rank"
-    longer = f"{format_percent(lag)} longer a step than"
-    if lag > 1:
-        longer = f"{significant(1 + lag, 2)} times as long a step as"
-    who, take = phrases.ranks_text(found.ranks), "takes" if len(found.ranks) == 1 else "take"
-    places = ", ".join((*found.hosts, *found.device_uuids))
-    yield f"{who} ({places}) {take} {longer} {other}{where}"
+    who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
+    yield f"{who}: {format_percent(lag)} more time a step than the median rank{where}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
