@@ -31,7 +31,7 @@ from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import busy_hosts, were_hosts_busy
 from gpuscale.reports.phrases import busy_text, load_text, runs_text
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.store.files import file_errors, write_baseline
+from gpuscale.store.files import make_folder, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
 
@@ -97,7 +97,8 @@ def _record(arguments: argparse.Namespace) -> int:
             load = load_text(busy_hosts(baseline.runs)[0][1])
             wanted = f"wait until the host is idle ({load}), and measure into a new file"
         validate_strength(losses, f"{wanted}, or take it with --weak")
-    _write_new(arguments.output, baseline)
+    make_folder(arguments.output.parent)
+    write_baseline(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
     say(strength_text(baseline, losses))
@@ -157,7 +158,8 @@ def _import(arguments: argparse.Namespace) -> int:
         )
     except ValueError as refusal:
         raise UsageError(str(refusal)) from None
-    _write_new(arguments.output, baseline)
+    make_folder(arguments.output.parent)
+    write_baseline(arguments.output, baseline)
     judged = f", {len(limits)} of them judged by their own thresholds" if limits else ""
     say(f"{arguments.output}: {counted(len(figures), 'published figure')}{judged}")
     for text in dict.fromkeys(text for each in sessions for text in each.without_value):
@@ -166,7 +168,6 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _sessions(tool: str, files: Sequence[str], arguments: argparse.Namespace) -> list[Session]:
-    """Return the files' sessions, oldest first; raise a UsageError if they span several systems."""
     paths = paths_of(files, SOURCES[tool])
     if tool == _TABLE and len(paths) > 1:
         raise UsageError("baseline import: give a single table, or 'reframe' and its reports")
@@ -192,9 +193,3 @@ def _new_file(text: str) -> Path:
         problem = "exists already; choose another name, or change it: gpuscale baseline update"
         raise FileError(output, problem)
     return output
-
-
-def _write_new(path: Path, baseline: Baseline) -> None:
-    with file_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_baseline(path, baseline)

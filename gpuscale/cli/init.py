@@ -10,7 +10,7 @@ from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli.inputs import remark, say
 from gpuscale.measure.schedulers import scheduler_here
-from gpuscale.store.files import file_errors, read_baseline, write_report
+from gpuscale.store.files import make_folder, read_baseline, write_report
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
 """Folder that `gpuscale init` copies; in a checkout, it contains links to top-level folders."""
@@ -86,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise FileError(visible(str(folder / file)), problem)
     for file, content in files.items():
         path = folder / file
-        with file_errors(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_report(path, content)
     say(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}")
     if not profile:

@@ -23,7 +23,7 @@ from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.records.request import TIMING_PLANS
 from gpuscale.reports.phrases import devices_text
-from gpuscale.store.files import file_errors, read_any, write_report
+from gpuscale.store.files import make_folder, read_any, write_report
 
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
@@ -85,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.USAGE
     now = datetime.now().strftime("%Y-%m-%dT%H%M%S.%f")
     path = _JOBS_FOLDER / f"{request.profile.name}-{now}.{request.scheduler.script_ending}"
-    with file_errors(_JOBS_FOLDER):
-        _JOBS_FOLDER.mkdir(parents=True, exist_ok=True)
+    make_folder(_JOBS_FOLDER)
     write_report(path, script)
     try:
         job = request.scheduler.submit(path, job_environment(request.profile.job.container))
@@ -99,7 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
-    """Return the request for the job; raise a UsageError if the baseline lacks its GPU counts."""
     profile = with_options(find_profile(arguments.profile), vars(arguments))
     gpus = tuple(sorted(vars(arguments)["--gpus"] or profile.measure.gpus))
     measure, judge = replace(profile.measure, gpus=gpus), profile.judge

@@ -48,12 +48,18 @@ def file_errors(path: Path) -> Iterator[None]:
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
     """Hold a lock on a folder, created if missing; raise a `FileError` with `problem` if locked."""
+    make_folder(folder)
     with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("wb")
     with lock:
         lock_file(folder, lock.fileno(), problem)
         yield
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, unless they exist."""
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def lock_file(path: Path, descriptor: int, problem: str) -> None:

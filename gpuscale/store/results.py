@@ -92,8 +92,7 @@ def create_results(path: Path, head: Results) -> "ResultsFile":
         header = encode_header(head)
     except DecodeError as error:
         raise FileError(path, f"cannot record this environment: {error}") from None
-    with files.file_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     with files.file_errors(path):
         path.touch(exist_ok=False)
     try:

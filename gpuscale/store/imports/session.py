@@ -22,7 +22,7 @@ from gpuscale.records.evidence import NodeEvidence
 from gpuscale.records.metrics import OpenMetric, metric_from_name
 from gpuscale.records.record import from_json, to_json
 from gpuscale.store.file_formats import encode_header
-from gpuscale.store.files import file_errors, read_with, write_report
+from gpuscale.store.files import file_errors, make_folder, read_with, write_report
 from gpuscale.store.results import read_results
 from gpuscale.workload.printed_figures import positive
 
@@ -210,8 +210,7 @@ class ImportFolder:
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
         """Open a folder; `better` (True by metric if more is better) overrides stored values."""
         self._path, self._state = path, _State()
-        with file_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         if (state := path / _STATE).exists():
             self._state = read_with(state, lambda text: from_json(_State, text))
         self._state.more_is_better |= better
