@@ -154,18 +154,22 @@ def _approved(
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
     chosen = accepted(proposed, arguments.accept or ())
-    # For each entry, the verdict on measured runs precedes that on a published figure.
-    verdicts = {
-        EntryId(row.configuration, row.key.gpus): row
-        for row in reversed(compare(baseline, results).entries)
-        if row.configuration is not None
-    }
+    verdicts = _verdicts(baseline, results)
     blocks = ["\n".join(_change_lines(proposal, verdicts)) for proposal in proposed]
     say("\n\n".join(blocks), end="\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs
     return chosen, reason
+
+
+def _verdicts(baseline: Baseline, results: Sequence[Results]) -> dict[EntryId, EntryVerdict]:
+    # For each entry, the verdict on measured runs precedes that on a published figure.
+    return {
+        EntryId(row.configuration, row.key.gpus): row
+        for row in reversed(compare(baseline, results).entries)
+        if row.configuration is not None
+    }
 
 
 def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
@@ -228,12 +232,7 @@ def smallest_losses(baseline: Baseline, before: Baseline | None = None) -> list[
     # Judging all nights takes minutes if they are hundreds.
     last = {entry: [i for i, of in enumerate(held) if entry in of][-_NIGHTS:] for entry in runs}
     judged = {
-        i: {
-            EntryId(row.configuration, row.key.gpus): row
-            for row in compare(baseline, [nights[i]]).entries
-            if row.configuration is not None
-        }
-        for i in {i for chosen in last.values() for i in chosen}
+        i: _verdicts(baseline, [nights[i]]) for i in {i for chosen in last.values() for i in chosen}
     }
     found = []
     for entry, chosen in last.items():
