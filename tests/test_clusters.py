@@ -64,7 +64,7 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
         (SMALLEST.replace('"slurm"', '"cron"'), f"scheduler: expected {KNOWN}, found"),
         (SMALLEST.replace("[job]", "[work]"), "here.toml: work: unknown field"),
         (f"{SMALLEST}[node]\ngpus = 0\n", "here.toml: node.gpus: "),
-        (SMALLEST.replace('"slurm"', '"sge"'), "job: missing field 'gpu_option': every SGE site"),
+        (SMALLEST.replace('"slurm"', '"sge"'), "job: missing field 'gpu_option': the option"),
         ('scheduler = "slurm"\n', "here.toml: "),
         (f'name = "x"\n{SMALLEST}', "here.toml: name: unknown field"),
         (f'{SMALLEST}options = [" -a"]\n', "here.toml: job.options[0]: expected printable text"),

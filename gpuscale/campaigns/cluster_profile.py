@@ -126,13 +126,9 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
         if self.scheduler not in SCHEDULERS:
             known = " or ".join(f"'{name}'" for name in SCHEDULERS)
             raise FieldError("scheduler", f"expected {known}, found {shown(self.scheduler)}")
-        scheduler = SCHEDULERS[self.scheduler]
-        if self.job.gpu_option is None and scheduler.default_gpu_option is None:
-            raise FieldError(
-                "job",
-                f"missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
-                'its own way, such as gpu_option = "-l coproc_v100={gpus}"',
-            )
+        if self.job.gpu_option is None and SCHEDULERS[self.scheduler].default_gpu_option is None:
+            wanted = 'the option that asks for GPUs, such as "-l coproc_v100={gpus}"'
+            raise FieldError("job", f"missing field 'gpu_option': {wanted}")
 
 
 class JobOption(NamedTuple):

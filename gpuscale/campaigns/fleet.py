@@ -1,7 +1,6 @@
 """Run a sweep over the nodes of a cluster: choose and submit jobs, and record their outcomes.
 
-Every job is recorded before it is submitted, so that a sweep can be stopped at any moment and
-resumed later.
+Every job is recorded before it is submitted, so that a sweep can be stopped and resumed.
 """
 
 import re

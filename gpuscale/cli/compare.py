@@ -148,10 +148,7 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def outputs_of(
     options: Sequence[str] | None, others: Sequence[Path]
 ) -> list[tuple[str, Path | None]]:
-    """Parse the values of `--format`: names, and files to write (None: standard output).
-
-    If none goes to standard output, add text. `others` are files that no output may replace.
-    """
+    """Parse the values of `--format`: names, and files to write (None: standard output)."""
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:

@@ -108,7 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _validate_resumed(arguments: argparse.Namespace) -> None:
-    """Raise a UsageError for arguments that a continued sweep would ignore."""
     given = {**vars(arguments), "PROFILE": arguments.profile, "--case": arguments.case}
     given |= {"--nodes": arguments.nodes != "all", "--nice": arguments.nice}
     names = ("PROFILE", "--nodes", "--case", "--nice", *_JOB_OPTIONS)
@@ -125,7 +124,6 @@ def _newest() -> Path:
 
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
-    """Return the request for jobs that measure one node each, from the profile and the options."""
     profile = find_profile(arguments.profile)
     if profile.scheduler != "slurm":
         title = SCHEDULERS[profile.scheduler].title
@@ -155,7 +153,6 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
 
 
 def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
-    """Return the record of a new sweep; raise a UsageError if its nodes cannot be compared."""
     profile = request.profile
     nodes = cluster_nodes(profile.job.partition)
     if nodes is None:
@@ -205,7 +202,6 @@ def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
 
 
 def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> int:
-    """Measure the nodes that remain, judge the whole sweep, and return the exit code."""
     place, environment = folder.absolute(), job_environment(None)
 
     def submit(job: SweepJob, name: str) -> str:

@@ -104,8 +104,7 @@ def _validate_no_folder(path: Path) -> None:
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """Read results from files and folders, each run once; excluded nightly runs come last.
 
-    Skip files with injected faults, and unreadable files in folders; print their names to standard
-    error. Raise a FileError if none are left, or if a file that the user named cannot be read.
+    Files with injected faults, and unreadable ones in folders, are skipped and named.
     """
     found: list[Results] = []
     configurations: dict[Configuration, Configuration] = {}

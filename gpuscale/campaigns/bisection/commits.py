@@ -22,8 +22,7 @@ from gpuscale.campaigns.bisection.kinds import (
 class Commits(Kind):
     """A range of git commits, following first parents.
 
-    They are checked out from a clone that shares the repository's objects, so that a trial leaves
-    nothing behind in the repository.
+    They are checked out from a clone, so that a trial leaves nothing behind in the repository.
     """
 
     noun = "commit"

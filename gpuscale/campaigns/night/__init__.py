@@ -250,8 +250,7 @@ def run_on_verdict(
 ) -> str | None:
     """Run the site's verdict command; return None, or how it failed, such as `ended with 3`.
 
-    The command reads the JSON file `document` on standard input, or nothing if there is no such
-    file. After `end_s` seconds it is killed, with all processes that it has started.
+    It reads `document`, if there is one; after `end_s` seconds it is killed with its children.
     """
     environment = {
         **os.environ,

@@ -125,10 +125,7 @@ class Problems:
 def rows_in(
     text: str, asked: Mapping[str, str], problems: Problems
 ) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return the valid columns of the only table in a text, in Markdown or else CSV, and its rows.
-
-    `asked` gives the meaning of some headers: `name`, `skip`, or a known header.
-    """
+    """Return the valid columns and the rows of the only table in a text (Markdown or else CSV)."""
     lines = text.removeprefix("\ufeff").splitlines()
     table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
     (problems.head, head), *rows = table or [(1, ())]
