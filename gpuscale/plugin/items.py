@@ -152,7 +152,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
 
 
 def misuse(error: BaseException) -> str | None:
-    """Describe a name that gpuscale lacks, or a mark without `case=`; None for other errors."""
+    """Explain an error due to an unknown gpuscale name or a mark without `case=`; else None."""
     places = [
         (frame, as_place(frame.f_code.co_filename, line))
         for frame, line in traceback.walk_tb(error.__traceback__)

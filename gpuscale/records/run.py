@@ -70,7 +70,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     ranks: tuple[RankReport, ...] = ()
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None
-    """Reason why there are no GPU summaries; None if there are some."""
+    """Reason why some or all GPU summaries are missing; else None."""
     nodes: tuple[NodeEvidence, ...] = ()
     """Evidence of each node that had ranks."""
 

@@ -94,7 +94,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """Describe the load from others: `1.9 of 2 cores used by others`, and GPU processes if any."""
+    """Describe the load from other processes, GPUs included: `1.9 of 2 cores used by others`."""
     used = UNKNOWN if load.other_cores is None else f"{load.other_cores:.1f}"
     texts = [f"{used} of {counted(load.cores, 'core')} used by others"]
     if load.gpu_processes:

@@ -231,7 +231,7 @@ class NightJob:
 
 
 def _is_counted(path: Path) -> bool:
-    """True if a results file can be read and has a night that histories count."""
+    """True if a results file is readable and has runs usable in a history."""
     with suppress(FileError):
         return bool(nights_of([read_results(path)]))
     return False

@@ -73,7 +73,7 @@ _NEW = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port appeared during the run")
 
 
 class NetworkMeter:
-    """Measures the ports of this node from the creation of the meter until the call of `read`."""
+    """Measures growth of this node's port counters from the meter's creation to `read`."""
 
     def __init__(self, *, root: Path = Path("/")) -> None:
         self._root, self._before = root, _readings(root)

@@ -21,7 +21,7 @@ from gpuscale.measure.schedulers.scheduler import (
 )
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
-"""Seconds before the time limit at which Slurm warns a job, and the shortest limit with a warning.
+"""Most seconds before its limit that Slurm warns a job, and the shortest limit with a warning.
 The warning leaves time to end ranks on other nodes and compare results, for which Slurm's own delay
 before it kills a job is too short. It may come a minute early, so short jobs get none."""
 _LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")

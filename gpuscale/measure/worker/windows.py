@@ -119,7 +119,7 @@ class Series:
         return max(self._loops.values(), key=seconds, default=[])
 
     def needed_s(self, timing: TimingPlan) -> float:
-        """Return about how long to train for enough windows, if lines come as often as so far."""
+        """Estimate the training time needed for enough windows at the present rate of lines."""
         pairs = [pair for points in self.stretches for pair in pairwise(points)]
         line_s = statistics.fmean(later.at_s - one.at_s for one, later in pairs) if pairs else 0.0
         # Every window ends with a line; the first line, and that after the warm-up, begin none.

@@ -132,7 +132,7 @@ def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedVal
 
 
 def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
-    """Return the metric of an imported value; `more_is_better` must have the metric's name."""
+    """Return the metric of an imported value; its name must be a key of `more_is_better`."""
     more = more_is_better[value.metric]
     metric = metric_from_name(value.metric, value.unit, more_is_better=more)
     assert metric is not None
