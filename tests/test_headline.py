@@ -286,12 +286,24 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
     assert headline(judged)["next"] == (
-        f"if you know of no change or fault, add these runs: {add} 'my night.jsonl'"
+        f"if you know of no change or fault, add these runs, then measure again: {add} "
+        "'my night.jsonl'"
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
     of_itself = Statement.of("same_allocation", name="4739")
     step = headline(replace(judged, notes=(of_itself,)))["next"]
     assert step == "measure again, in a session of its own, and compare those results"
+
+
+def test_the_next_step_is_that_of_the_open_row_with_the_largest_loss() -> None:
+    uneven, lower = noisy("baseline_runs_differ", deviation=0.05), -0.11
+    settled = replace(
+        noisy("further_runs", needed=3), change=Estimate(value=lower, low=-0.2, high=0.05)
+    )
+    steps = [headline(comparison(*rows))["next"] for rows in ((uneven, settled), (settled, uneven))]
+    assert all(step.startswith("make about 3 more runs: ") for step in steps)
+    lost = replace(uneven, change=Estimate(value=2 * lower, low=-0.5, high=0.05))
+    assert "add these runs" in headline(comparison(settled, lost))["next"]
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:

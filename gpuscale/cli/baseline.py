@@ -85,10 +85,11 @@ def _record(arguments: argparse.Namespace) -> int:
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak:
         most, worst = max(map(len, entries.values())), losses[0].loss
-        # The smallest loss found is about proportional to the deviation of a mean.
-        more = max(2 * most, math.ceil(most * (min(worst, 1.0) / TOO_WEAK) ** 2))
+        # The smallest loss found is about proportional to the deviation of a mean, which a few
+        # runs often underestimate.
+        more = math.ceil(2 * most * (min(worst, 1.0) / TOO_WEAK) ** 2)
         file = shlex.quote(visible(str(arguments.results[-1])))
-        wanted = f"add runs (--runs {more} --resume {file})"
+        wanted = f"add runs (perhaps enough: --runs {more} --resume {file})"
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
         wanted += " while nothing else runs, or longer ones (--run-seconds)"

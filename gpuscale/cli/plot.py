@@ -55,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     if picture is None:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
             raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
-        problem = "the input has no data for this figure; choose another one, or another --case"
-        raise UsageError(f"--figure {arguments.figure}: {problem}")
+        problem = "the input has no data for this figure"
+        if any(run.configuration.command for run in measurements.runs):
+            problem += ", since gpuscale sees no phases of a command"
+        remedy = "choose another one, or another --case"
+        raise UsageError(f"--figure {arguments.figure}: {problem}; {remedy}")
     write_report(output, content_of(picture, kind))
     inputs.say(f"{shown}: {picture.title}")
     if picture.left_out:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Container, Sequence
 
-from gpuscale.records import Comparison
+from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
@@ -12,7 +12,10 @@ from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
-    "baseline": f"if you know of no change or fault, add these runs: {_ADD} {{before}} {{after}}",
+    "baseline": (
+        "if you know of no change or fault, add these runs, then measure again: "
+        f"{_ADD} {{before}} {{after}}"
+    ),
     "results": (
         "make more runs of the earlier side, on the machine as it was: {maker} … --resume {before}"
     ),
@@ -31,8 +34,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         return "measure again without --inject"
     notes = {note.code for note in comparison.notes}
     is_busy = "busy_host" in notes
-    # A row that further runs would not settle is worse than others with the same verdict.
-    worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
+    worst = min(rows, key=_rank)
     is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
     # One run a night is enough once there are several nights.
     needs_nights = is_single and comparison.baseline_kind == "nights"
@@ -67,6 +69,13 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         remedies = (words.remedy for row in chosen for words in _words(row))
         step = next(filter(None, remedies), "").format(maker=maker)
     return step or (_more_now(comparison, rows, maker) if weight else "")
+
+
+def _rank(row: Row) -> tuple[int, bool, float]:
+    """Return a key that sorts rows, the worst first: of open rows, that with the largest loss."""
+    is_open = row.entry.verdict is Verdict.INCONCLUSIVE
+    change = row.change.value if is_open and row.change else 0.0
+    return row.entry.verdict.weight, is_open, change
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:

@@ -30,8 +30,8 @@ _BAR_HEIGHT = 0.36
 """Height of a bar as a share of the space per bar; its label and small parts take the rest."""
 _LEAST_LABELLED = 0.09
 """Smallest part with room for its number, as a share of the longest bar."""
-_LEAST_SEEN = 0.005
-"""Smallest part that the legend explains, as a share of the longest bar."""
+_NONE = "0 %"
+"""A share too small for a label and the legend."""
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
 _FILLS = {
     **dict.fromkeys(("communication", "bubble"), "#d55e00"),
@@ -172,7 +172,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         widths = [bar.parts.get(name, 0.0) for bar in bars]
         begins = [(gains if widths[at] < 0 else losses)[at] for at in places]
         fill = _FILLS.get(name, _LIGHT)
-        is_seen = max(map(abs, widths)) >= _LEAST_SEEN * longest
+        is_seen = any(bar.shares.get(name, _NONE) != _NONE for bar in bars)
         paler = [(1 + level) / 2 for level in to_rgb(fill)]
         boxes = axes.barh(
             places,
@@ -212,7 +212,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         small = [
             f"{name} {bar.shares[name]}"
             for name, part in bar.parts.items()
-            if part < _LEAST_LABELLED * longest and bar.shares.get(name, "0 %") != "0 %"
+            if part < _LEAST_LABELLED * longest and bar.shares.get(name, _NONE) != _NONE
         ]
         axes.annotate(
             ", ".join(small),
