@@ -79,7 +79,7 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
         ("steps([1])\nsubprocess.Popen(['sleep', '99'])\n", {}, "invalid", "in the background"),
         ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
         ("print('epoch 1 done')\n", {}, "unread", "such as: epoch 1 done"),
-        ("", {}, "unread", "printed nothing to time its steps by; print lines"),
+        ("", {}, "unread", "printed nothing to time its steps by; at each step print"),
         (FOREVER, {"batch": None}, "unread", "--samples-per-step"),
         ("steps(range(9))\n", {"step_regex": r"(?P<step>GP\w*)"}, "invalid", "whole numbers"),
     ],

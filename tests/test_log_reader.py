@@ -147,7 +147,7 @@ def test_a_number_that_never_rises_is_not_proposed_as_the_step(times: int) -> No
     lines = [(number * 1.0, "Starting on 1 ranks, batch 64 of 4/9") for number in range(times)]
     said = reader_of(None, lines).explain_incomplete()
     assert "--step-regex" not in said
-    assert "print lines of 'GPUSCALE {\"step\": 10}' at each step" in said
+    assert "at each step print 'GPUSCALE {\"step\": 10}', as gpuscale.report does" in said
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _OF_TRAINING = re.compile(
 _COUNTER = re.compile(rf"{_STEP_WORD}\W*\d", re.IGNORECASE)
 _WHOLE = re.compile(r"(?<![\d.,])(?<!\d[:-])\d+(?![.,]?\d)(?![:-]\d)")
 """Pattern of a whole number that is not part of a decimal number, time or date."""
-_OWN_LINES = "print lines of 'GPUSCALE {\"step\": 10}' at each step"
+_OWN_LINES = "at each step print 'GPUSCALE {\"step\": 10}', as gpuscale.report does"
 _FEWEST_ALIKE = 20
 _MOST_KINDS = 1000
 _SHORTEST_S = 10.0
