@@ -71,11 +71,12 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     return step or (_more_now(comparison, rows, maker) if weight else "")
 
 
-def _rank(row: Row) -> tuple[int, bool, float]:
+def _rank(row: Row) -> tuple[int, bool, float, bool]:
     """Return a key that sorts rows, the worst first: of open rows, that with the largest loss."""
     is_open = row.entry.verdict is Verdict.INCONCLUSIVE
     change = row.change.value if is_open and row.change else 0.0
-    return row.entry.verdict.weight, is_open, change
+    # Of equal losses, one that further runs would not settle is worse.
+    return row.entry.verdict.weight, is_open, change, bool(row.entry.further_runs)
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
