@@ -410,6 +410,16 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
     assert legend.get_window_extent().x1 <= picture.figure.bbox.x1
 
 
+def test_only_a_figure_of_phases_is_refused_for_being_of_a_command(tmp_path: Path) -> None:
+    (alone,) = [run(2, 0.1)]
+    command = replace(alone.configuration, command="torchrun train.py")
+    file = written(tmp_path / "c.jsonl", replace(alone, configuration=command))
+    for name, is_told in (("phases", True), ("budget", True), ("speedup", False)):
+        said = refusal("plot", file, "--figure", name, "-o", tmp_path / "x.svg")
+        assert "has no data for this figure" in said
+        assert ("sees no phases of a command" in said) is is_told
+
+
 def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
     file = written(tmp_path / "now.jsonl", *measured())
     faulty = tmp_path / "faulty.jsonl"

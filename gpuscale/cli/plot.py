@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
             raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
         problem = "the input has no data for this figure"
-        if any(run.configuration.command for run in measurements.runs):
+        is_of_phases = arguments.figure in ("budget", "phases")
+        if is_of_phases and any(run.configuration.command for run in measurements.runs):
             problem += ", since gpuscale sees no phases of a command"
         remedy = "choose another one, or another --case"
         raise UsageError(f"--figure {arguments.figure}: {problem}; {remedy}")
