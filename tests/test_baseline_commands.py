@@ -1,5 +1,7 @@
 """`gpuscale baseline` as a user types it: recorded, shown, compared, changed, imported."""
 
+import math
+import random
 import re
 import subprocess
 from collections.abc import Sequence
@@ -60,6 +62,25 @@ def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: S
     assert told in shell.record("one", "two").stderr
     assert told not in shell("compare", "one.jsonl", "two.jsonl").stderr
     assert told in shell("compare", "b.json", "one.jsonl", "two.jsonl").stderr
+
+
+def test_a_baseline_of_many_runs_tells_what_the_default_finds_and_grows_by_the_same_figure(
+    shell: Shell,
+) -> None:
+    draw = random.Random(4)
+    for name, runs in (("well", 30), ("one", 3), ("two", 4)):
+        times = {n: [math.exp(draw.gauss(0, 0.1)) for _ in range(runs)] for n in (1, 2)}
+        shell.write(name, measured(times, job_id=name))
+    recorded = shell.record("well")
+    promised = re.compile(r"one night of 30 runs a row would find: ([^;\n]+)")
+    (of_recorded,) = promised.findall(recorded.stdout)
+    assert re.search(r"of 3 runs, the default: [23]\d % or more", recorded.stdout)
+    known = [of_recorded]
+    for name in ("one", "two"):
+        grown = shell("baseline", "update", "b.json", f"{name}.jsonl", "--add").stdout
+        assert grown.rstrip().endswith(f"; before: {known[-1]}")
+        known += promised.findall(grown)
+    assert len(known) == 3
 
 
 def test_a_night_far_from_the_others_is_named_while_recording(shell: Shell) -> None:

@@ -13,7 +13,7 @@ from format_page import example
 from statements import known
 
 from gpuscale.base.errors import UsageError
-from gpuscale.cli.baseline_update import accepted, additions, smallest_losses
+from gpuscale.cli.baseline_update import accepted, additions, night_sizes, smallest_losses
 from gpuscale.judge.baseline import baseline_from_results, entries_of, proposals, revised
 from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, GpuDevice, Results, Run
@@ -202,7 +202,9 @@ def test_the_promise_of_a_baseline_is_what_one_more_night_finds(nights: int, run
         spread = draw.choice((0.003, 0.02, 0.05)), draw.choice((0.003, 0.02))
         made = [drawn_night(draw, f"n{number}", runs, spread) for number in range(nights + 1)]
         baseline = baseline_from_results(made[:-1], name="b", cluster="c")
-        promised = {each.label: each.loss for each in smallest_losses(baseline)}
+        promised = {
+            each.label: each.loss for each in smallest_losses(baseline, night_sizes(baseline))
+        }
         for entry in compare(baseline, made[-1:]).entries:
             found = known(entry.minimum_detectable_loss)
             apart.append(abs(math.log(promised[entry.label] / found)))

@@ -15,6 +15,7 @@ from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.baseline_update import (
     login_name,
+    night_sizes,
     smallest_losses,
     strength_text,
     validate_strength,
@@ -78,7 +79,8 @@ def _record(arguments: argparse.Namespace) -> int:
         choice=choice_of(arguments),
     )
     baseline = replace(baseline, recorded_by=login_name())
-    losses, entries = smallest_losses(baseline), entries_of(baseline.runs)
+    sizes, entries = night_sizes(baseline), entries_of(baseline.runs)
+    losses = smallest_losses(baseline, sizes)
     nights = outlying_nights((entry, None) for entry in side_of_baseline(baseline).entries)
     for note in nights:
         text = statement_text(note, baseline.hardware.device)
@@ -102,7 +104,13 @@ def _record(arguments: argparse.Namespace) -> int:
     write_baseline(arguments.output, baseline)
     made = runs_text(baseline.runs)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
-    say(strength_text(baseline, losses))
+    strength = strength_text(losses, sizes)
+    if min(sizes.values()) >= MINIMUM_RUNS < max(sizes.values()):
+        by_default = smallest_losses(baseline, dict.fromkeys(sizes, MINIMUM_RUNS))[0].loss
+        if by_default > max(TOO_WEAK, losses[0].loss):
+            least = "no loss" if math.isinf(by_default) else f"{rough_percent(by_default)} or more"
+            strength += f"; of {MINIMUM_RUNS} runs, the default: {least}, so measure as many later"
+    say(strength)
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
     return ExitCode.OK

@@ -26,7 +26,7 @@ from gpuscale.judge.baseline import (
 )
 from gpuscale.judge.compare import compare
 from gpuscale.judge.sides import machine_mismatch, results_of
-from gpuscale.records import Baseline, Results, Verdict
+from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
@@ -103,12 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
     """Describe smallest detectable losses; unless `weak`, raise UsageError if any is too large."""
-    old, new = smallest_losses(before), smallest_losses(after, before)
+    sizes = night_sizes(after) | night_sizes(before)
+    old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
-    return f"{strength_text(before, new)}; before: {range_text(old)}"
+    return f"{strength_text(new, sizes)}; before: {range_text(old)}"
 
 
 def additions(
@@ -218,17 +219,26 @@ class SmallestLoss(NamedTuple):
         return f"{self.label} {limit} (step time {self.step_time})"
 
 
-def smallest_losses(baseline: Baseline, before: Baseline | None = None) -> list[SmallestLoss]:
-    """Return the smallest detectable loss of each entry in a baseline, in descending order.
+def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
+    """Return the number of runs of each entry in the night with most of them."""
+    counts = Counter(
+        (EntryId(run.configuration, run.gpus), run.allocation) for run in baseline.runs
+    )
+    sizes: dict[EntryId, int] = {}
+    for (entry, _), count in counts.items():
+        sizes[entry] = max(sizes.get(entry, 0), count)
+    return sizes
 
-    It is the median over the entry's last nights, each judged as a new night would be. Nights that
-    were added to `before` count only for new entries: one of fewer runs would find less.
+
+def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[SmallestLoss]:
+    """Return the smallest loss of each entry that a night with `sizes` runs of it would detect.
+
+    It is the median over the baseline's last nights, each cut into nights of this size and judged
+    as new ones would be. The largest loss comes first.
     """
-    runs, nights = entries_of(baseline.runs), results_of(before or baseline)
+    runs = entries_of(baseline.runs)
+    nights = [part for night in results_of(baseline) for part in _parts(night, sizes)]
     held = [{*entries_of(night.runs)} for night in nights]
-    if before is not None:
-        added, known = results_of(baseline), set[EntryId]().union(*held)
-        nights, held = nights + added, [*held, *({*entries_of(n.runs)} - known for n in added)]
     # Judging all nights takes minutes if they are hundreds.
     last = {entry: [i for i, of in enumerate(held) if entry in of][-_NIGHTS:] for entry in runs}
     judged = {
@@ -243,10 +253,19 @@ def smallest_losses(baseline: Baseline, before: Baseline | None = None) -> list[
     return sorted(found, key=lambda each: -each.loss)
 
 
-def strength_text(baseline: Baseline, losses: Sequence[SmallestLoss]) -> str:
+def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
+    """Cut a night into nights with exactly `sizes` runs of each entry; leave out what remains."""
+    parts: dict[int, list[Run]] = {}
+    for entry, runs in entries_of(night.runs).items():
+        size = sizes[entry]
+        for part in range(len(runs) // size):
+            parts.setdefault(part, []).extend(runs[part * size : (part + 1) * size])
+    return [replace(night, runs=tuple(runs)) for runs in parts.values()]
+
+
+def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
     """State the losses: `the smallest loss that one night of 3 runs a row would find: 4.3 %`."""
-    counts = Counter((EntryId(r.configuration, r.gpus), r.allocation) for r in baseline.runs)
-    runs = [f"{count}" for count in sorted(counts.values())]
+    runs = [f"{size}" for size in sorted(sizes.values())]
     night = f"one night of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
     return f"the smallest loss that {night} would find: {range_text(losses)}"
 
