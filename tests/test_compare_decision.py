@@ -28,10 +28,10 @@ QUIET = [0.1 * f for f in QUIET_THEN]
         (1, 3, (1, Statement.of("further_runs", needed=1))),
         (7, 3, (8, Statement.of("further_runs", needed=8))),
         (12, 4, (12, Statement.of("further_runs", needed=12))),
-        (10, 3, (None, Statement.of("unknown_further_runs", too_few=3))),
-        (5, 1, (None, Statement.of("unknown_further_runs", too_few=1))),
+        (10, 3, (None, Statement.of("unknown_further_runs", too_few=3, baseline_runs=6))),
+        (5, 1, (None, Statement.of("unknown_further_runs", too_few=1, baseline_runs=6))),
         (50, 17, (50, Statement.of("further_runs", needed=50))),
-        (50, 16, (None, Statement.of("unknown_further_runs", too_few=16))),
+        (50, 16, (None, Statement.of("unknown_further_runs", too_few=16, baseline_runs=6))),
         (51, 50, (None, None)),
     ],
 )
@@ -39,7 +39,7 @@ def test_only_a_credible_number_is_advised(
     needed: int, made: int, advised: tuple[int | None, Statement | None]
 ) -> None:
     row = MatchedRow(key=EntryKey("mnist_cnn", "ddp", 1))
-    assert required_runs(row, lambda runs: runs >= needed, made=made) == advised
+    assert required_runs(row, lambda runs: runs >= needed, made=made, baseline_runs=6) == advised
 
 
 @pytest.mark.parametrize("slower", [1.1, 1.25, 1.3, 1.4])

@@ -94,7 +94,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
         # After fifty runs more of them nights differ by more; after forty, runs still would.
         (QUIET, [0.0943, 0.104, 0.1147], 0.01, "nights_differ"),
         (QUIET, WILD, 0.01, "runs_differ"),
-        (WILD, [0.1 * f for f in NOW], 0.01, "baseline_runs_differ"),
+        (WILD, [0.1 * f for f in NOW], 0.01, "both_sides_differ"),
     ):
         tolerances = Tolerances(allocation_deviation_time=deviation)
         before = replace(baseline({1: then}), tolerances=tolerances)
@@ -105,6 +105,24 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
         told = of_nights if why == "nights_differ" else pytest.approx(of_runs)
         assert remedy.code == why
         assert remedy.facts["deviation"] == told
+
+
+def test_as_many_runs_of_both_sides_as_are_named_mostly_show_that_nothing_changed() -> None:
+    # Of 206 rows whose runs deviate by 3 to 8%, 164 were ok.
+    draw = random.Random(5)
+    verdicts: list[Verdict] = []
+
+    def drawn(runs: int) -> list[float]:
+        return [0.1 * math.exp(draw.gauss(0, 0.05)) for _ in range(runs)]
+
+    while len(verdicts) < 60:
+        reason = row_on(1, compare(baseline({1: drawn(6)}), [measured({1: drawn(3)})])).reason
+        remedy = reason.facts.get("remedy")
+        if remedy is not None and remedy.code == "baseline_runs_differ":
+            runs = remedy.facts["of_both"]
+            again = compare(baseline({1: drawn(runs)}), [measured({1: drawn(runs)})])
+            verdicts.append(row_on(1, again).verdict)
+    assert 0.65 <= verdicts.count(Verdict.OK) / len(verdicts) <= 0.97
 
 
 def test_a_reference_with_another_batch_is_not_used() -> None:

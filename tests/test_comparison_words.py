@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import baseline, measured, phased_run, phases, quiet_now, quiet_then, results
-from builders.comparisons import comparison, entry, headline, noisy
+from builders.comparisons import comparison, entry, noisy
 from builders.nights import Fault, Night, baseline_of, results_of_night
 from changing import replace
 from statements import codes_in, facts_of, known
@@ -128,7 +128,7 @@ def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs() -> 
     noisy_beside = {1: [0.0411], 2: [1.08, 1.65, 1.3]}, {1: [0.0412], 2: [1.08, 1.5, 1.2]}
     for (then, now), code in (
         (noisy_beside, "other_rows_differ"),
-        (({1: [0.1, 0.14, 0.09, 0.12]}, {1: [0.1] * 3}), "baseline_runs_differ"),
+        (({1: [0.1, 0.14, 0.09, 0.12]}, {1: [0.1] * 3}), "both_sides_differ"),
         (({1: QUIET}, {1: [0.07, 0.1, 0.14, 0.16]}), "runs_differ"),
     ):
         row = compare(baseline(then), [measured(now)]).entries[0]
@@ -156,19 +156,11 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
 )
 def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, words: str) -> None:
     for remedy in ("baseline_runs_differ", "nights_differ"):
-        doubt = replace(comparison(noisy(remedy, deviation=0.1)), baseline_kind=kind)
+        doubt = comparison(noisy(remedy, deviation=0.1, of_both=20))
+        doubt = replace(doubt, baseline_kind=kind)
         step = said(doubt)["next"]
         assert words in step
         assert ("gpuscale baseline" in step) == (kind == "baseline")
-
-
-def test_the_only_next_step_is_that_of_the_worst_row() -> None:
-    lasting, soon = noisy("baseline_runs_differ", deviation=0.1), noisy("further_runs", needed=1)
-    for rows in ((lasting, soon), (soon, lasting)):
-        step = headline(comparison(*rows))["next"]
-        assert "update --add" in step
-        assert "more run" not in step
-    assert "more run" in headline(comparison(soon))["next"]
 
 
 def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:

@@ -281,7 +281,7 @@ def test_a_field_has_words() -> None:
 
 
 def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands() -> None:
-    judged = comparison(noisy("baseline_runs_differ", deviation=0.05))
+    judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=20))
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
@@ -295,19 +295,31 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     assert step == "measure again, in a session of its own, and compare those results"
 
 
-def test_the_next_step_is_that_of_the_open_row_with_the_largest_loss() -> None:
-    uneven, lower = noisy("baseline_runs_differ", deviation=0.05), -0.11
-    settled = replace(
-        noisy("further_runs", needed=3), change=Estimate(value=lower, low=-0.2, high=0.05)
-    )
-    steps = [headline(comparison(*rows))["next"] for rows in ((uneven, settled), (settled, uneven))]
-    assert all(step.startswith("make about 3 more runs: ") for step in steps)
-    lost = replace(uneven, change=Estimate(value=2 * lower, low=-0.5, high=0.05))
-    assert "add these runs" in headline(comparison(settled, lost))["next"]
+def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> None:
+    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=20)
+    soon = noisy("further_runs", needed=3)
+    lower = Estimate(value=-0.2, low=-0.5, high=0.05)
+    for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
+        assert headline(comparison(*rows))["next"].startswith("make about 3 more runs: ")
+
+
+def test_as_many_runs_as_the_baseline_has_come_first() -> None:
+    uneven: dict[str, Any] = {"deviation": 0.05, "of_both": 60}
+    for code, facts in (("baseline_runs_differ", uneven), ("unknown_further_runs", {"too_few": 3})):
+        step = headline(comparison(noisy(code, **facts, baseline_runs=30)))["next"]
+        wanted = "make as many runs as the baseline has: pytest … --runs 30 --resume "
+        assert step.startswith(wanted)
+    fewer = headline(comparison(noisy("baseline_runs_differ", **uneven, baseline_runs=0)))["next"]
+    assert "add these runs" in fewer
+
+
+def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
+    uneven = noisy("both_sides_differ", deviation=0.2, baseline_runs=0)
+    assert "--run-seconds" in headline(comparison(uneven))["next"]
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:
-    uneven = noisy("baseline_runs_differ", deviation=0.05)
+    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=20)
     slower = replace(uneven, change=Estimate(value=-0.2, low=-0.3, high=-0.05))
     script = EnvironmentChange(name="script train.py", before=("1",), after=("2",))
     changed = Statement.of("environment_changed", changes=(script,))

@@ -49,7 +49,7 @@ def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None
     alone = text_of(view(comparison(open_rows[0], entry(Verdict.OK, gpus=8))))
     assert f"; about 3 {said}" in alone
     # What disturbs T(1) and S(n) is one sentence too.
-    uneven = Statement.of("baseline_runs_differ", deviation=0.05)
+    uneven = Statement.of("baseline_runs_differ", deviation=0.05, of_both=20)
     small = Estimate(value=-0.03, low=-0.08, high=0.02)
     facts: dict[str, Any] = {"change": small, "ok_bound": 0.05, "remedy": uneven}
     quantities = (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)

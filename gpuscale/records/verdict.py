@@ -58,12 +58,14 @@ class Facts(TypedDict, total=False):
     value: float
     # Counts.
     all_made: int
+    baseline_runs: int
     busy: int
     enough: int
     failed: int
     failures: Mapping[str, int]
     made: int
     needed: int | None
+    of_both: int
     other_runs: int
     others: int
     packages: int

@@ -49,6 +49,10 @@ _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got 
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
+_BASELINE_DIFFERS = (
+    "further runs like these would probably not settle it, since those of the "
+    "baseline{on_1} differ by {deviation} from one to the next"
+)
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -135,8 +139,11 @@ WORDS: Mapping[str, Words] = {
         remedy="run 'gpuscale doctor', and look for other work on the host",
     ),
     "baseline_runs_differ": Words(
-        "further runs like these would probably not settle it, since those of "
-        "the baseline{on_1} differ by {deviation} from one to the next: more of these may",
+        f"{_BASELINE_DIFFERS}: {{of_both}} on both sides probably would, if nothing changed",
+        needs_baseline=True,
+    ),
+    "both_sides_differ": Words(
+        f"{_BASELINE_DIFFERS}: even 100 on both sides might not; longer ones may",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -378,6 +385,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "made": lambda count: counted(count, "run"),
     "names": listed,
     "needed": lambda count: counted(count, "further run"),
+    "of_both": "about {}".format,
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(

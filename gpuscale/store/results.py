@@ -42,8 +42,8 @@ def newest_results(folder: Path) -> list[Path]:
 def no_results(folder: Path) -> FileError:
     """Return the error of a command that needs results, for a folder that has none."""
     problem = (
-        "there are no results yet; measure first, for example with: pytest bench_cases --gpus 1,2; "
-        "name a file that was written with --results"
+        "there are no results here; name a file that was written with --results, or measure "
+        "first: pytest … --gpus 1,2"
     )
     return FileError(folder.absolute(), problem)
 

@@ -1,5 +1,6 @@
 """Judge step times, speedups and metrics against measured runs, corrected for multiple testing."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,13 +23,25 @@ from gpuscale.judge.compare.verdict import (
     required_runs,
 )
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Finding, MetricSpec, QuantityName, Statement, Tolerances, Verdict
+from gpuscale.records import (
+    Facts,
+    Finding,
+    MetricSpec,
+    QuantityName,
+    Statement,
+    Tolerances,
+    Verdict,
+)
 
 _MOVED_CODES = {
     Finding.SCALING_LOSS: "scaling_lost",
     Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
     Finding.REFERENCE_FASTER: "reference_faster",
 }
+_RUNS_OF_BOTH = (6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
+"""Candidates for the number of runs on each side that would show that nothing changed."""
+_MOSTLY = 0.8
+"""Probability with which an unchanged row should pass after that many runs."""
 _EVEN_ODDS = 0.5
 """One-sided p-value if no change is observed; the p-value of any observed loss is smaller."""
 
@@ -138,7 +151,11 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
     made = min(runs.sample.count for runs in pairing.after.samples)
-    return required_runs(pairing.row, settles, made=made)
+    return required_runs(pairing.row, settles, made=made, baseline_runs=_baseline_runs(pairing))
+
+
+def _baseline_runs(pairing: Pairing) -> int:
+    return max(map(len, pairing.before.samples[0].values.values()))
 
 
 def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> Statement:
@@ -146,9 +163,33 @@ def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> State
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:
-        return largest_spread(before, after, quantities.speedup.gain, further_runs=most)
-    gain = quantities.time.gain
-    return largest_spread(before.on_n_gpus, after.on_n_gpus, gain, further_runs=most)
+        found = largest_spread(before, after, quantities.speedup.gain, further_runs=most)
+    else:
+        before, after, gain = before.on_n_gpus, after.on_n_gpus, quantities.time.gain
+        found = largest_spread(before, after, gain, further_runs=most)
+    if found.code != "baseline_runs_differ":
+        return found
+    facts: Facts = found.facts | {"baseline_runs": _baseline_runs(pairing)}
+    if (of_both := _runs_of_both(pairing, rule)) is None:
+        return Statement.of("both_sides_differ", **facts)
+    return Statement(found.code, facts | {"of_both": of_both})
+
+
+def _runs_of_both(pairing: Pairing, rule: _Rule) -> int | None:
+    """Return how many runs on each side would make an unchanged row `ok` 4 times in 5, if known."""
+
+    def pass_if_unchanged(runs: int) -> bool:
+        before, after = (side.with_at_least(runs) for side in (pairing.before, pairing.after))
+        grown = replace(pairing, before=before, after=after)
+        tests = grown.quantities(rule.tolerances, rule.rates).tests
+        unlucky = (test.gain.half_width(_MOSTLY) or 0.0 for test in tests)
+        return all(
+            replace(test, gain=replace(test.gain, value=-low)).is_ok
+            for test, low in zip(tests, unlucky, strict=True)
+        )
+
+    place = bisect_left(_RUNS_OF_BOTH, True, key=pass_if_unchanged)
+    return _RUNS_OF_BOTH[place] if place < len(_RUNS_OF_BOTH) else None
 
 
 def _reason(

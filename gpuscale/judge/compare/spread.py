@@ -84,6 +84,11 @@ class SideSample:
         """Return the side as if each of its samples had `count` more runs."""
         return SideSample(tuple(sample.with_further_runs(count) for sample in self.samples))
 
+    def with_at_least(self, count: int) -> "SideSample":
+        """Return the side as if each of its samples had `count` runs or more."""
+        more = ((sample, max(0, count - sample.sample.count)) for sample in self.samples)
+        return SideSample(tuple(sample.with_further_runs(lacking) for sample, lacking in more))
+
     def in_allocation(self, name: str) -> float:
         """Return the judged value, computed from the runs of the named allocation alone."""
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])

@@ -245,9 +245,11 @@ CREDIBLE = 3
 
 
 def required_runs(
-    row: MatchedRow, settles: Callable[[int], bool], *, made: int
+    row: MatchedRow, settles: Callable[[int], bool], *, made: int, baseline_runs: int
 ) -> tuple[int | None, Statement | None]:
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
+
+    `baseline_runs` is the number of runs in the baseline's largest night.
 
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
     none of `FURTHER_RUNS` is enough). If a host was busy in many runs of one side, the advice is to
@@ -263,5 +265,5 @@ def required_runs(
     place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
     needed = FURTHER_RUNS[place]
     if needed > CREDIBLE * made:
-        return None, Statement.of("unknown_further_runs", too_few=made)
+        return None, Statement.of("unknown_further_runs", too_few=made, baseline_runs=baseline_runs)
     return needed, Statement.of("further_runs", needed=needed)

@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
+from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
@@ -22,6 +23,11 @@ _MORE_BEFORE = {
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
+_EARLIER = {
+    "baseline": "the baseline has",
+    "results": "the earlier results have",
+    "nights": "an earlier night has",
+}
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -63,7 +69,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         if step and is_busy and not is_suspected:
             return f"{ONCE_IDLE}; if the loss stays, {step}"
     if of_baseline and not step:
-        return _more_before(comparison, rows, maker, is_injected=is_injected)
+        return _more_before(comparison, worst, rows, maker, is_injected=is_injected)
     if not step:
         chosen = (worst, *rows) if weight else (worst,)
         remedies = (words.remedy for row in chosen for words in _words(row))
@@ -71,30 +77,33 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     return step or (_more_now(comparison, rows, maker) if weight else "")
 
 
-def _rank(row: Row) -> tuple[int, bool, float, bool]:
+def _rank(row: Row) -> tuple[int, bool, float]:
     """Return a key that sorts rows, the worst first: of open rows, that with the largest loss."""
     is_open = row.entry.verdict is Verdict.INCONCLUSIVE
     change = row.change.value if is_open and row.change else 0.0
-    # Of equal losses, one that further runs would not settle is worse.
-    return row.entry.verdict.weight, is_open, change, bool(row.entry.further_runs)
+    return row.entry.verdict.weight, is_open, change
 
 
 def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
     """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row."""
-    # If there are too few runs for a forecast, suggest as many again.
-    needed = []
-    for row in rows:
-        more = row.entry.further_runs
-        if not more and any("too_few" in part.facts for part in parts_of(row.entry.reason)):
-            more = row.valid_runs
-        needed += [(more, row.valid_runs + more)] if more else []
-    if not needed:
-        return ""
+    wanted = (_runs_wanted(row, comparison.baseline_kind) for row in rows)
+    in_all, runs = max(filter(None, wanted), default=(0, ""))
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    most, in_all = map(max, zip(*needed, strict=True))
-    more_runs = phrases.counted(most, "more run")
-    return f"make about {more_runs}: {maker} … --runs {in_all} --resume {resume}"
+    return f"make {runs}: {maker} … --runs {in_all} --resume {resume}" if runs else ""
+
+
+def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
+    """Return how many runs a row should have, also in words; None if more would not settle it."""
+    made = row.valid_runs
+    if more := row.entry.further_runs:
+        return made + more, f"about {phrases.counted(more, 'more run')}"
+    parts = parts_of(row.entry.reason)
+    before = max(part.facts.get("baseline_runs", 0) for part in parts)
+    if before > made:
+        return before, f"as many runs as {_EARLIER[kind]}"
+    is_forecast_unknown = any("too_few" in part.facts for part in parts)
+    return (2 * made, "twice as many runs") if is_forecast_unknown else None
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -138,7 +147,7 @@ def _how_to_find_change(comparison: Comparison, row: Row) -> str:
 
 
 def _more_before(
-    comparison: Comparison, rows: Sequence[Row], maker: str, *, is_injected: bool
+    comparison: Comparison, worst: Row, rows: Sequence[Row], maker: str, *, is_injected: bool
 ) -> str:
     """Return advice on adding runs to the baseline with `maker`, such as `pytest`."""
     notes = {note.code: note.facts for note in comparison.notes}
@@ -153,9 +162,13 @@ def _more_before(
     # Runs that may be slower, or of something else, would hide a loss in the baseline.
     is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))
+    if kind != "nights":
+        if not is_injected and (more_now := _more_now(comparison, rows, maker)):
+            return more_now
+        if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
+            return "measure longer runs (--run-seconds) on both sides, while nothing else runs"
     if kind == "baseline" and (is_injected or is_changed):
-        more_now = "" if is_injected else _more_now(comparison, rows, maker)
-        return more_now or f"add runs of the machine as it was: {_ADD} {before} FILE"
+        return f"add runs of the machine as it was: {_ADD} {before} FILE"
     return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
 
 
