@@ -37,7 +37,7 @@ from gpuscale.store.results import read_results
         (["compare", "copy.jsonl", RESULTS], "12 runs of the results to judge: one was copied"),
         (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results to judge"),
         (["compare", ARC4], "there are no results here"),
-        (["compare", RESULTS], f"{RESULTS} is taken as the baseline, given alone: "),
+        (["compare", RESULTS], f"{RESULTS}, given alone, is the baseline"),
         (["compare", "nope.json"], "nope.json: No such file or directory; check the path"),
         (["show"], "there are no results here"),
         (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),

@@ -220,6 +220,7 @@ def test_a_straggler_is_named_only_if_it_lags_by_more_than_runs_differ() -> None
     budget, who = findings(*in_turn)
     assert "− skew" in budget
     assert who == "skew: the slowest rank is another one from run to run"
+    assert findings((1.0, 3.0), (1.1, 1.0), (1.0, 1.0))[1] == who
     budget, who = findings(*always)
     assert who.startswith("skew: rank 1 ")
     assert who.endswith("in 3 of 3 runs")

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         paths = files or ([] if folder else [inputs.newest_input()])
     except FileError as error:
-        raise UsageError(f"{named} is taken as the baseline, given alone: {error}") from error
+        raise UsageError(f"{error}; {named}, given alone, is the baseline") from error
     outputs = outputs_of(arguments.format, [before, *paths])
     validate_sides(before, paths)
     read = inputs.read_nights([before]) if folder else []

@@ -256,7 +256,7 @@ WORDS: Mapping[str, Words] = {
     "published_in_other_precision": Words(
         "the reference figures are of {then}; {label} was measured in {now}"
     ),
-    "failed_runs": Words("{rows}: {failed} of {made} failed ({failure})"),
+    "failed_runs": Words("{rows}: {failed} of {made} gave no number ({failure})"),
     "environment_changed": Words("changed since the baseline: {changes}"),
     "recently_changed": Words("changed on {since}, among the nights before: {changes}"),
     "packages_changed": Words("{packages}: gpuscale env diff A B"),

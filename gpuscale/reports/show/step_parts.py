@@ -116,10 +116,10 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     steps = steps_of(run for run in runs if (run.configuration, run.key) == point)
     paces_s = [step.median.pace_s for step in steps]
     found = stragglers_of(steps, usual_skew_s=0.0)
-    if not found.ranks:
+    count, of = found.seen_in or (len(steps), len(steps))
+    if not found.ranks or 2 * count <= of:
         yield "the slowest rank is another one from run to run"
         return
-    count, of = found.seen_in or (len(steps), len(steps))
     behind = (step for step in steps if step.slowest.rank in found.ranks)
     lags = sorted((step.skew_s / step.median.pace_s for step in behind), reverse=True)
     lag = statistics.median(lags[:count] or [0.0])
