@@ -305,12 +305,14 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
 
 def test_as_many_runs_as_the_baseline_has_come_first() -> None:
     uneven: dict[str, Any] = {"deviation": 0.05, "of_both": 60}
-    for code, facts in (("baseline_runs_differ", uneven), ("unknown_further_runs", {"too_few": 3})):
-        step = headline(comparison(noisy(code, **facts, baseline_runs=30)))["next"]
+    for code, facts, otherwise in (
+        ("baseline_runs_differ", uneven, "if you know of no change or fault, add these runs"),
+        ("unknown_further_runs", {"too_few": 3}, "make twice as many runs: pytest … --runs"),
+    ):
+        many, few = (noisy(code, **facts, baseline_runs=count) for count in (30, 0))
         wanted = "make as many runs as the baseline has: pytest … --runs 30 --resume "
-        assert step.startswith(wanted)
-    fewer = headline(comparison(noisy("baseline_runs_differ", **uneven, baseline_runs=0)))["next"]
-    assert "add these runs" in fewer
+        assert headline(comparison(many))["next"].startswith(wanted)
+        assert headline(comparison(few))["next"].startswith(otherwise)
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:

@@ -98,7 +98,7 @@ def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
     made = row.valid_runs
     if more := row.entry.further_runs:
         return made + more, f"about {phrases.counted(more, 'more run')}"
-    parts = parts_of(row.entry.reason)
+    parts = [*parts_of(row.entry.reason)]
     before = max(part.facts.get("baseline_runs", 0) for part in parts)
     if before > made:
         return before, f"as many runs as {_EARLIER[kind]}"
