@@ -13,13 +13,14 @@ import pytest
 from command_line import ran
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-# In a frame, since a window of Chromium has a least width that is more than a phone's.
-_FRAME = """<!doctype html><meta charset="utf-8"><body>
-<iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}"></iframe>
+# In frames, since a window of Chromium has a least width that is more than a phone's.
+_FRAME = '<iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}"></iframe>'
+_FRAMES = """<!doctype html><meta charset="utf-8"><body>
+{frames}
 <pre id="seen"></pre>
 <script>
-addEventListener("load", () => {{
-  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+function seenIn(frame) {{
+  const page = frame.contentDocument, root = page.documentElement;
   const name = (it) => `${{it.tagName.toLowerCase()}}: ${{it.textContent.trim().slice(0, 60)}}`;
   const outside = (it, its, by) => it.left < its.left - by || it.right > its.right + by;
   const texts = [...page.querySelectorAll("h1, h2, h3, p, li, dt, dd, a, figcaption, svg")];
@@ -31,7 +32,7 @@ addEventListener("load", () => {{
   const cells = [...page.querySelectorAll("th, td")].filter(
     (it) => it.scrollWidth > it.clientWidth);
   const ids = [...page.querySelectorAll("[id]")].map((it) => it.id);
-  const seen = {{
+  return {{
     overflow: root.scrollWidth - root.clientWidth,
     cut: [...cut, ...cutLabels, ...cells].map(name),
     hidden: [...page.querySelectorAll(".scroll")].filter(
@@ -46,6 +47,9 @@ addEventListener("load", () => {{
       (it) => !/^(#|data:)/.test(it)),
     text: root.innerText,
   }};
+}}
+addEventListener("load", () => {{
+  const seen = [...document.querySelectorAll("iframe")].map(seenIn);
   document.getElementById("seen").textContent = JSON.stringify(seen);
 }});
 </script>
@@ -74,19 +78,20 @@ class Seen:
     """Messages to the developer."""
 
 
-def seen_in_chromium(page: str, width: int, folder: Path) -> Seen:
-    """Return the page in a window of this width in pixels; skip the test without Chromium."""
+def seen_in_chromium(page: str, folder: Path, *widths: int) -> list[Seen]:
+    """Return the page in windows of these widths in pixels; skip the test without Chromium."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         if os.environ.get("TESTS_REQUIRE_CHROMIUM"):
             pytest.fail("Chromium is required here, and is not installed")
         pytest.skip("needs Chromium: apt-get install chromium")
-    frame = folder / "frame.html"
-    frame.write_text(_FRAME.format(width=width, page=escape(page)))
+    frames = (_FRAME.format(width=width, page=escape(page)) for width in widths)
+    file = folder / "frames.html"
+    file.write_text(_FRAMES.format(frames="\n".join(frames)))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     options += [f"--user-data-dir={folder / 'profile'}", "--window-size=1700,1000", "--dump-dom"]
-    done = ran(program, *options, frame.as_uri(), timeout=120)
+    done = ran(program, *options, file.as_uri(), timeout=120)
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Seen(**json.loads(unescape(found[1])), console=console)
+    return [Seen(**each, console=console) for each in json.loads(unescape(found[1]))]

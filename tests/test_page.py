@@ -199,8 +199,8 @@ def test_chromium_shows_all_of_a_page_at_every_width(report: Report, tmp_path: P
     for night in NIGHTS:
         write_night(nights / f"{night.job}.jsonl", night)
     page = report(nights, tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")
-    for width in (400, 1000, 1600):
-        seen = seen_in_chromium(page, width, tmp_path)
+    widths = (400, 1000, 1600)
+    for width, seen in zip(widths, seen_in_chromium(page, tmp_path, *widths), strict=True):
         assert seen.console == []
         assert seen.overflow <= 0, width
         assert (seen.cut, seen.hidden, seen.unnamed, seen.twice) == ([], [], [], []), width
