@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import permutations
 from pathlib import Path
@@ -64,19 +65,22 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {module: imports_of(path) for module, path in modules().items()}
-"""The names that each module imports, of modules or of what is in them."""
+@cache
+def imports() -> dict[str, set[str]]:
+    """The names that each module imports, of modules or of what is in them."""
+    # Here, since every worker of pytest imports this file.
+    return {module: imports_of(path) for module, path in modules().items()}
 
 
 def own_imports_of(module: str) -> set[str]:
     """The modules of gpuscale that a module imports, without the package's name."""
-    found = {name.removeprefix("gpuscale.") for name in IMPORTS[module] if "gpuscale." in name}
-    return {name if name in IMPORTS else name.rpartition(".")[0] for name in found} & {*IMPORTS}
+    found = {name.removeprefix("gpuscale.") for name in imports()[module] if "gpuscale." in name}
+    return {name if name in imports() else name.rpartition(".")[0] for name in found} & {*imports()}
 
 
 def test_a_module_imports_only_from_its_own_room_and_those_before_it() -> None:
-    rooms = {module: ROOMS.index(module.split(".")[0]) for module in IMPORTS}
-    pairs = ((module, name) for module in IMPORTS for name in own_imports_of(module))
+    rooms = {module: ROOMS.index(module.split(".")[0]) for module in imports()}
+    pairs = ((module, name) for module in imports() for name in own_imports_of(module))
     later = [f"{module} imports {name}" for module, name in pairs if rooms[name] > rooms[module]]
     assert later == []
 
@@ -85,7 +89,7 @@ def test_parts_that_stand_apart_import_nothing_of_each_other() -> None:
     joined = [
         f"{module} imports {name}"
         for parts in APART
-        for module in IMPORTS
+        for module in imports()
         for name in own_imports_of(module)
         for own, other in permutations(parts, 2)
         if is_in(module, own) and is_in(name, other)
@@ -95,7 +99,7 @@ def test_parts_that_stand_apart_import_nothing_of_each_other() -> None:
 
 def test_nothing_imports_the_ranks_and_they_import_no_launcher() -> None:
     wrong = []
-    for module in IMPORTS:
+    for module in imports():
         found = {name for name in own_imports_of(module) if is_in(name, "measure")}
         if is_in(module, RANKS):
             allowed = (RANKS, *RANKS_MAY_IMPORT)
@@ -108,7 +112,7 @@ def test_nothing_imports_the_ranks_and_they_import_no_launcher() -> None:
 
 def test_a_module_imports_only_the_libraries_of_its_part() -> None:
     wrong = []
-    for module, names in IMPORTS.items():
+    for module, names in imports().items():
         parts = [part for part in THIRD_PARTY if is_in(module, part)]
         allowed = COMMON | (THIRD_PARTY[max(parts, key=len)] if parts else set())
         roots = {name.split(".")[0] for name in names} - sys.stdlib_module_names
@@ -117,12 +121,12 @@ def test_a_module_imports_only_the_libraries_of_its_part() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = {module: own_imports_of(module) - {module} for module in IMPORTS}
+    graph = {module: own_imports_of(module) - {module} for module in imports()}
     TopologicalSorter(graph).prepare()
 
 
 def test_every_module_is_in_a_room() -> None:
-    assert {module.split(".")[0] for module in IMPORTS} == {*ROOMS}
+    assert {module.split(".")[0] for module in imports()} == {*ROOMS}
 
 
 def loaded_after(*arguments: str) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scipy.stats import t
+import scipy
 from statements import known
 
 from gpuscale.analysis.estimates import log_sample
@@ -58,7 +58,7 @@ def test_after_few_nights_a_step_is_measured_by_their_differences(nights: int) -
 def test_after_many_nights_a_step_is_measured_by_a_t_test_of_two_nights(nights: int) -> None:
     before = SCATTERED[:nights]
     recent = before[-60:]
-    quantile = t.ppf(1 - 0.002 / len(recent), len(recent) - 1)
+    quantile = scipy.stats.t.ppf(1 - 0.002 / len(recent), len(recent) - 1)
     error = statistics.stdev(recent) * math.sqrt(1 / 2 + 1 / min(nights, 15))
     assert step_size(before) == pytest.approx(quantile * error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 from builders.causes import SLOW, SLOW_LINK, night_of, well
 from builders.comparisons import view
 from builders.nights import Fault
