@@ -95,6 +95,11 @@ def run_gpuscale(folder: Path, *arguments: str, **variables: str) -> Session:
     return _run(folder, "gpuscale", *arguments, **variables)
 
 
+def run_script(folder: Path, script: Path, *arguments: str, **variables: str) -> Session:
+    """Run a script in `folder`, as `python FILE` does."""
+    return _run(folder, str(script), *arguments, **variables)
+
+
 def _run(folder: Path, *words: str, **variables: str) -> Session:
     exit_code, output = warm_session(folder, words, environment_of_sessions() | variables)
     return Session(exit_code=exit_code, output=output, folder=folder)

@@ -11,15 +11,13 @@ import pytest
 import torch
 from builders import CNN, request
 from changing import replace
-from command_line import python_in
 from hosts import within_limit
-from measuring import BENCH_CASES, write_case
+from measuring import BENCH_CASES, run_script, write_case
 from nccl_speaks import CASE
 from statements import known
 
 from ci.overhead import Overhead, OverheadRun, Pair, RankTimes, bare_loop, judge_overhead, paused
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.base.host import python_environment
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.entry import parameter_digest
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
@@ -135,16 +133,16 @@ def test_the_script_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     write_case(tmp_path, CASE)
     asked = ("--case", "test_tiny.py::Case", "--gpus", "2", "--runs", "2", "--device", "cpu")
     # All 40 pairs of a run would keep two cores busy for half a minute.
-    few = (SCRIPT, "--format", "json", "--pairs", "6")
-    answer = python_in(tmp_path, *few, *asked, **python_environment())
-    report = json.loads(answer.stdout)
-    (result,) = report["results"]
+    few = ("--format", "json", "--pairs", "6")
+    session = run_script(tmp_path, SCRIPT, *few, *asked)
+    said, begin, report = session.output.partition("{\n")
+    (result,) = json.loads(begin + report)["results"]
     assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 12)
     assert result["evidence_s"] > 0
     # A step of a tenth of a millisecond has its overhead; that of ten steps would be a bug.
     assert 0.1 < result["ratio"]["value"] < 10
-    assert answer.returncode == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]
-    assert "2 runs of case on" in answer.stderr
+    assert session.exit_code == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]
+    assert "2 runs of case on" in said
 
 
 def test_evidence_that_takes_too_long_is_above_its_limit() -> None:

@@ -132,11 +132,12 @@ def test_bench_names_the_cases_for_one_that_does_not_exist(checkout: Path) -> No
 def test_without_tools_of_developers_a_mistyped_case_is_not_found(tmp_path: Path) -> None:
     write_program(tmp_path / "hypothesis.py", 'raise ModuleNotFoundError("as after make bench")')
     path = "bench_cases/test_mnist.py"
-    session = run_pytest(REPOSITORY, path, "--gpus", "1", PYTHONPATH=str(tmp_path))
+    # Before all that its process could find.
+    lacks = ("-o", f"pythonpath=tests . {tmp_path}", "--gpus", "1")
+    session = run_pytest(REPOSITORY, path, *lacks)
     assert f"file or directory not found: {path}" in session.output
     assert "hypothesis" not in session.output
-    words = ("--gpus", "1", "--collect-only", "-q")
-    cases = run_pytest(REPOSITORY, *words, PYTHONPATH=str(tmp_path)).ended()
+    cases = run_pytest(REPOSITORY, *lacks, "--collect-only", "-q").ended()
     assert "bench_cases/test_mnist_cnn.py::" in cases.output
 
 

@@ -1,12 +1,14 @@
 """Sessions forked from a process that has imported torch and gpuscale, which takes 2 s of CPU time.
 
 A session is still a process of its own, and so is the keeper of its ranks. Tests that start pytest
-or gpuscale by `subprocess` import everything anew, as a user's session does.
+or gpuscale by `subprocess` import everything anew, as a user's session does. All workers of
+pytest-xdist share that process: each has a server of sessions, forked from it, to itself.
 """
 
 import atexit
 import fcntl
 import gc
+import hashlib
 import json
 import math
 import os
@@ -14,14 +16,17 @@ import pkgutil
 import runpy
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from select import select
 from typing import Any, NamedTuple, NoReturn
 
 _HEEDED_LATE = {
@@ -48,8 +53,43 @@ def environment_of_sessions() -> dict[str, str]:
 
 
 AT_FIRST = environment_of_sessions()
-_Server = subprocess.Popen[str]
 _Variables = frozenset[tuple[str, str]]
+
+
+class _Server:
+    """A process that sessions with some variables are forked from; it ends with this one."""
+
+    def __init__(self, variables: _Variables) -> None:
+        asked, self._requests = os.pipe()
+        self._answers, answered = os.pipe()
+        # It may end just when it is found.
+        while not (pid := self._asked_for(variables, asked, answered)):
+            pass
+        for each in (asked, answered):
+            os.close(each)
+        self.pid = int(pid)
+        self._told = os.fdopen(self._answers)
+
+    def _asked_for(self, variables: _Variables, *pipes: int) -> bytes:
+        # Kept, since the importing process ends with the last connection to it.
+        self._connection = _importing_process(variables)
+        try:
+            socket.send_fds(self._connection, [b"."], pipes)
+            return self._connection.recv(20)
+        except ConnectionError:
+            return b""
+
+    def ask(self, request: object) -> str:
+        os.write(self._requests, f"{json.dumps(request)}\n".encode())
+        return self._told.readline()
+
+    def end(self) -> None:
+        os.close(self._requests)
+        self._told.read()
+        self._told.close()
+        self._connection.close()
+
+
 _SERVERS: dict[_Variables, _Server] = {}
 """Servers by their environment: the usual one, and the newest other one."""
 
@@ -64,8 +104,9 @@ class _Request(NamedTuple):
 class WarmProcess:
     """A process that has imported torch and gpuscale already.
 
-    `words` are a module and its arguments, as for `python -m`, or `MODULE:FUNCTION` and those of
-    the function; both streams go to `output`, a file or a named pipe.
+    `words` are a module and its arguments, as for `python -m`, the file of a script and its own, or
+    `MODULE:FUNCTION` and those of the function; both streams go to `output`, a file or a named
+    pipe.
     """
 
     def __init__(
@@ -106,11 +147,7 @@ class WarmProcess:
             late.cancel()
 
     def _asked(self, request: object) -> int:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(f"{json.dumps(request)}\n")
-        self._server.stdin.flush()
-        answer = self._server.stdout.readline()
+        answer = self._server.ask(request)
         if not answer:
             _SERVERS.clear()
             raise TimeoutError(f"{' '.join(self._words)}: not done in time")
@@ -136,21 +173,43 @@ def warm_session(
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    """The process that processes with these variables are forked from; it ends with this one."""
     key, usual = _early(environment), _early(AT_FIRST)
     if key not in _SERVERS:
         # No more than two have torch in memory.
         for other in {*_SERVERS} - {usual} if key != usual else ():
-            _SERVERS.pop(other).communicate()
-        _SERVERS[key] = subprocess.Popen(
-            [sys.executable, __file__],
-            env=dict(key),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            _SERVERS.pop(other).end()
+        _SERVERS[key] = _Server(key)
     return _SERVERS[key]
+
+
+def _importing_process(variables: _Variables) -> socket.socket:
+    """Connect to the process that imports with these variables; start it if nobody has yet."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    digest = hashlib.sha256(repr((run, sorted(variables))).encode()).hexdigest()
+    # Of the kernel's own names, which no file is left of.
+    name = f"\0gpuscale-tests-{digest}"
+    connection = socket.socket(socket.AF_UNIX)
+    while True:
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                listening.bind(name)
+            except OSError:
+                # Another worker has it.
+                pass
+            else:
+                listening.listen()
+                number = listening.fileno()
+                subprocess.Popen(
+                    [sys.executable, __file__, str(number)],
+                    env=dict(variables),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[number],
+                    start_new_session=True,
+                )
+        with suppress(ConnectionRefusedError):
+            connection.connect(name)
+            return connection
+        time.sleep(0.01)
 
 
 def _early(environment: Mapping[str, str]) -> _Variables:
@@ -158,25 +217,65 @@ def _early(environment: Mapping[str, str]) -> _Variables:
     return frozenset(each for each in environment.items() if each[0] not in _HEEDED_LATE)
 
 
-def _serve() -> _Request:
-    """Answer requests for processes by their numbers, and to numbers by their exit codes.
-
-    In a process that is asked for, its own request is returned.
-    """
+def _serve(listening: socket.socket) -> _Request:
+    """Give each worker a server until none is connected; in a process of its, return a request."""
     # For those that are forked.
     from gpuscale.measure.launch import PRELOADED, import_all
 
     import_all((*PRELOADED, *_PRELOADED))
     # No collection in those touches, and so copies, what they share with this process.
     gc.freeze()
-    for line in sys.stdin:
+    # Nobody waits for a server.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    workers: list[socket.socket] = []
+    # Whoever has started this process may have been killed.
+    listening.settimeout(TIMEOUT_S)
+    while True:
+        for ready in select([listening, *workers], [], [])[0] if workers else [listening]:
+            if ready is listening:
+                workers += filter(_is_of_this_user, [listening.accept()[0]])
+                continue
+            said, pipes, _, _ = socket.recv_fds(ready, 1, 2)
+            if not said:
+                workers.remove(ready)
+                ready.close()
+                continue
+            if not (server := os.fork()):
+                for each in (listening, *workers):
+                    each.close()
+                return _answered(*pipes)
+            for number in pipes:
+                os.close(number)
+            with suppress(ConnectionError):
+                ready.sendall(str(server).encode())
+        if not workers:
+            # Torch would take a second to shut down.
+            os._exit(0)
+
+
+def _is_of_this_user(worker: socket.socket) -> bool:
+    who = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", who)
+    return bool(user == os.getuid())
+
+
+def _answered(asked: int, answered: int) -> _Request:
+    """Answer requests for processes by their numbers, and to numbers by their exit codes.
+
+    In a process that is asked for, its own request is returned.
+    """
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, each in enumerate((asked, answered)):
+        os.dup2(each, number)
+        os.close(each)
+    for line in os.fdopen(0, closefd=False):
         request = json.loads(line)
         if isinstance(request, int):
             answer = os.waitstatus_to_exitcode(os.waitpid(request, 0)[1])
         elif not (answer := os.fork()):
             return _Request(*request)
-        print(answer, flush=True)  # noqa: T201 # the answer
-    # Torch would take a second to shut down.
+        os.write(1, f"{answer}\n".encode())
     os._exit(0)
 
 
@@ -256,7 +355,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    asked = _serve()
+    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     target, *arguments = asked.words
     is_session = ":" not in target
     if is_session:
@@ -274,11 +373,14 @@ if __name__ == "__main__":
     for number in (1, 2):
         os.dup2(os.open(asked.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     # Those of the server may lead to what a pipe cannot do.
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    # As `python -m` leaves them.
-    sys.argv[1:], sys.path[0] = arguments, str(Path.cwd())
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    is_script = target.endswith(".py")
+    # As Python leaves them.
+    sys.argv[1:], sys.path[0] = arguments, str(Path(target).parent if is_script else Path.cwd())
     try:
-        if is_session:
+        if is_script:
+            runpy.run_path(target, run_name="__main__")
+        elif is_session:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             pkgutil.resolve_name(target)(*arguments)
