@@ -162,6 +162,18 @@ def emulated_gpus(count: int) -> dict[str, str]:
     return {"PYTHONPATH": path, "EMULATED_CUDA_DEVICES": str(count)}
 
 
+def without_torchvision(folder: Path) -> dict[str, str]:
+    """The variables of processes that import no torchvision, which takes as long as torch.
+
+    Sessions and their keepers do so for cases that need it; one that is broken is left to these.
+    """
+    broken = folder / "broken"
+    broken.mkdir()
+    (broken / "torchvision.py").write_text("raise ImportError('not for these tests')\n")
+    paths = (str(broken), os.environ.get("PYTHONPATH"), str(REPOSITORY))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def heed_interrupts() -> None:
     """Restore SIGINT, which a shell ignores in its background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -243,18 +243,19 @@ if os.environ["RANK"] == "1":
     {end}
 steps(range(10**6))
 """
+BY_A_SHELL = "sh -c '{} 2>&1 | tee log'"
 
 
 @pytest.mark.parametrize(
-    ("end", "kind", "said", "shown"),
+    ("shell", "end", "kind", "said", "shown"),
     [
-        ("raise OSError('label 7')", "raised", "rank 1 raised OSError: label 7", "Traceback"),
-        ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL", '"step": 4'),
+        ("{}", "raise OSError('label 7')", "raised", "rank 1 raised OSError: label 7", "Traceback"),
+        (BY_A_SHELL, "os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL", ": 4"),
     ],
+    ids=["alone", "by a shell"],
 )
-@pytest.mark.parametrize("shell", ["{}", "sh -c '{} 2>&1 | tee log'"], ids=["alone", "by a shell"])
 def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(
-    tmp_path: Path, end: str, kind: str, said: str, shown: str, shell: str
+    tmp_path: Path, shell: str, end: str, kind: str, said: str, shown: str
 ) -> None:
     command = shell.format(f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py")
     run = measured(tmp_path, ON_RANK_1.format(end=end), gpus=2, command=command)

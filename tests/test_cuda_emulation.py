@@ -143,25 +143,6 @@ def test_a_rocm_torch_and_a_device_named_by_uuid_are_described(devices: Mapping[
     assert ", RCCL (device: rocm)" in next(header)
 
 
-def test_two_devices_of_amd_are_trained_on_and_sampled(
-    session: Run, tmp_path: Path, amd_library: tuple[Path, Layouts]
-) -> None:
-    root, layouts = amd_library
-    # In another order than HIP's.
-    fleet = [mi250x(0xC6, amdsmi_get_gpu_activity={"gfx_activity": 50}), mi250x(0xC1)]
-    table = write_fleet(tmp_path / "fleet", layouts, fleet)
-    there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
-    options = ("--gpus", "2", "--run-seconds", "2", "--device", "rocm")
-    made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="").ended()
-    found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
-    assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
-    assert made.results.environment.driver_version == "6.12.12"
-    (run,) = made.results.runs
-    assert run.configuration.device == "rocm"
-    used = [gpu.values["utilization_mean"] for gpu in run.gpu_summaries]
-    assert used == pytest.approx([0.9, 0.5])
-
-
 SCRIPT = """
 import os
 import torch
@@ -187,3 +168,23 @@ def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Pat
     assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]
     # The library of the tests has two processes of others on every device.
     assert [node.load and node.load.gpu_processes for node in run.nodes] == [2]
+
+
+# The last, since its process of sessions takes the place of that of the others.
+def test_two_devices_of_amd_are_trained_on_and_sampled(
+    session: Run, tmp_path: Path, amd_library: tuple[Path, Layouts]
+) -> None:
+    root, layouts = amd_library
+    # In another order than HIP's.
+    fleet = [mi250x(0xC6, amdsmi_get_gpu_activity={"gfx_activity": 50}), mi250x(0xC1)]
+    table = write_fleet(tmp_path / "fleet", layouts, fleet)
+    there = {"EMULATED_ROCM": "gfx90a", "ROCM_PATH": str(root), "FAKE_AMDSMI": str(table)}
+    options = ("--gpus", "2", "--run-seconds", "2", "--device", "rocm")
+    made = session("Case = Tiny", *options, **there, LD_LIBRARY_PATH="").ended()
+    found = [(gpu.smi, gpu.smi_index, gpu.pci_address) for gpu in made.results.environment.gpus]
+    assert found == [("AMD SMI", 1, "0000:c1:00.0"), ("AMD SMI", 0, "0000:c6:00.0")]
+    assert made.results.environment.driver_version == "6.12.12"
+    (run,) = made.results.runs
+    assert run.configuration.device == "rocm"
+    used = [gpu.values["utilization_mean"] for gpu in run.gpu_summaries]
+    assert used == pytest.approx([0.9, 0.5])

@@ -17,6 +17,7 @@ from measuring import (
     pytest_command,
     run_pytest,
     start_pytest,
+    without_torchvision,
     write_case,
 )
 from statements import known
@@ -88,6 +89,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             pytest_command(*arguments),
             cwd=folder,
+            env={**os.environ, **without_torchvision(folder)},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -203,12 +205,12 @@ def test_a_hanging_rank_ends_at_the_timeout_with_its_place(tmp_path: Path) -> No
 )
 def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
     write_case(tmp_path, HANGS)
-    process = start(tmp_path, *ONE_RUN)
+    session = start_pytest(tmp_path, *ONE_RUN)
     assert within_limit((tmp_path / "hangs").exists)
     # pytest, the keeper, and two ranks, of which one hangs.
     assert len(processes_in(tmp_path)) >= 4
-    os.kill(process.pid, number)
-    process.wait(timeout=TIMEOUT_S)
+    session.send_signal(number)
+    session.wait()
     assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
 
 

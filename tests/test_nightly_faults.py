@@ -17,8 +17,14 @@ from pathlib import Path
 import pytest
 from ci_checkout import REPOSITORY
 from command_line import python, ran
-from commands import gpuscale
-from measuring import pytest_command, run_pytest, write_case
+from commands import PRELUDE, gpuscale
+from measuring import (
+    command_case,
+    pytest_command,
+    run_pytest,
+    without_torchvision,
+    write_case,
+)
 from warm_sessions import TIMEOUT_S
 
 from gpuscale.store.results import read_results
@@ -86,17 +92,22 @@ def start_night(folder: Path, *options: str) -> "subprocess.Popen[str]":
     variables = {
         "GPUSCALE_NIGHTLY_DIR": str(folder / "nights"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY),
+        **without_torchvision(folder),
     }
     words = ("night", "here", "1", "measure", *QUICK, "-p", "no:cacheprovider", *options)
     return gpuscale(folder, *words, env=os.environ | variables, start_new_session=True)
 
 
+def write_command(folder: Path, *after_its_run: str) -> None:
+    """A case whose runs import no torch; what its test does after a run may follow."""
+    (folder / "train.py").write_text(f"{PRELUDE}steps(range(10**6))\n")
+    case = command_case("Train", f"{sys.executable} train.py", batch=8)
+    (folder / "test_train.py").write_text("".join([case, *after_its_run]))
+
+
 def test_a_signal_after_the_last_run_leaves_a_night_complete(tmp_path: Path) -> None:
-    case = write_case(tmp_path, "import os, signal", "class Case(Tiny):\n    pass\n")
     # As Slurm does at the time limit: every process of the job gets it.
-    ends_with_signal = "    os.killpg(0, signal.SIGTERM)\n"
-    case.write_text(f"{case.read_text()}{ends_with_signal}")
+    write_command(tmp_path, "    import os, signal\n", "    os.killpg(0, signal.SIGTERM)\n")
     night = start_night(tmp_path, "--runs", "1")
     output, _ = night.communicate(timeout=TIMEOUT_S)
     assert night.returncode == 4, output
@@ -105,7 +116,7 @@ def test_a_signal_after_the_last_run_leaves_a_night_complete(tmp_path: Path) -> 
 
 
 def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
-    write_case(tmp_path, "class Case(Tiny):\n    pass\n")
+    write_command(tmp_path)
     baseline = str(REPOSITORY / "baselines/arc4.json")
     night = start_night(tmp_path, "--runs", "300", "compare", baseline)
     results = wait_for_runs(tmp_path / "nights", 2, night)
