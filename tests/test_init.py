@@ -65,9 +65,9 @@ def test_one_file_that_is_there_keeps_all_from_being_written(tmp_path: Path) -> 
 def test_what_was_written_is_measured_from_its_folder(tmp_path: Path) -> None:
     assert gpuscale(tmp_path, "init", "made").returncode == 0
     folder = tmp_path / "made"
-    options = ("--gpus", "1,2", "--strategy", "ddp", "--runs", "1", "--run-seconds", "0.2")
+    options = ("--gpus", "1", "--strategy", "ddp", "--runs", "1", "--run-seconds", "0.2")
     session = run_pytest(folder, "bench_cases/test_mnist_cnn.py", *options).ended()
-    assert {run.gpus for run in session.results.runs if run.is_valid} == {1, 2}
+    assert [run.is_valid for run in session.results.runs] == [True]
 
 
 def test_own_baselines_are_not_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

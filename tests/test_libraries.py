@@ -17,14 +17,14 @@ from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import joined
 
 ON_TWO = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
-DDP = """
+# A model in DDP would have each rank import as much again.
+TOGETHER = """
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 for number in range(10**6):
-    model(torch.rand(4, 8)).sum().backward()
+    dist.all_reduce(torch.rand(4, 8))
     # Every rank, each into a pipe of its own.
     steps([number], samples=4 * dist.get_world_size(), loss=1.0)
 """
@@ -111,9 +111,11 @@ def test_a_file_that_was_replaced_since_it_was_loaded_is_still_asked(built: Path
     assert answer.stdout.split("\t") == ["NCCL", str(path), "2.28.3\n"], answer.stderr
 
 
-def test_the_preloaded_nccl_of_ranks_is_recorded_once_a_node(built: Path, tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(tmp_path, *ON_TWO, LD_PRELOAD=str(preloaded(built)))
+def test_the_nccl_that_ranks_have_loaded_is_recorded_once_a_node(
+    built: Path, tmp_path: Path
+) -> None:
+    write_case(tmp_path, f"import ctypes\nctypes.CDLL('{preloaded(built)}')", "Case = Tiny")
+    session = run_pytest(tmp_path, *ON_TWO)
     (run,) = read_results(tmp_path / "r.jsonl").runs
     assert run.is_valid, session
     (node,) = run.nodes
@@ -124,7 +126,7 @@ def test_the_preloaded_nccl_of_ranks_is_recorded_once_a_node(built: Path, tmp_pa
 def test_torchruns_ranks_are_measured_with_nccl_they_preload(built: Path, tmp_path: Path) -> None:
     starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}", "--nproc-per-node", "{gpus}")
     # Only the command's: gpuscale's own processes have it not.
-    command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, DDP))
+    command = ("env", f"LD_PRELOAD={preloaded(built)}", *starter, script(tmp_path, TOGETHER))
     done = run_gpuscale(tmp_path, "run", *ON_TWO, "--", *command).ended()
     results = read_results(tmp_path / "r.jsonl")
     (run,) = results.runs

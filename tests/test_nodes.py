@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
@@ -14,6 +13,7 @@ from builders import CNN, results, results_text, run
 from changing import replace
 from commands import free_port
 from slurm_cluster import slurm_cluster
+from warm_sessions import WarmProcess
 
 from gpuscale.judge.diagnose.slow_links import find_slow, retest_rounds, round_robin
 from gpuscale.measure.launch.collect import probes_left
@@ -250,11 +250,13 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     )
     directory.probe_request.write(request)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
     ranks = []
     for rank, late_s in enumerate((0.0, 2.0)):
         own = {**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": "2"}
-        words = [sys.executable, "-c", LATE, str(tmp_path), str(late_s)]
-        ranks.append(subprocess.Popen(words, env=own))
+        words = (str(script), str(tmp_path), str(late_s))
+        ranks.append(WarmProcess(tmp_path, words, own, tmp_path / f"log-{rank}"))
     # The first rank keeps the store of the group.
     assert ranks[0].wait(240) == 0
     assert directory.probe(1).path.exists()

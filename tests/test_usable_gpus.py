@@ -83,27 +83,33 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
     assert "Traceback" not in session.output
 
 
-def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(driver: Path) -> None:
-    # 98 is one of another job, 99 a lost one of ours.
-    asked = {("0", "0,1"): 2, ("NoDevFiles", "0,1"): 0, ("0", "98,98"): 0, ("0", "98,0,99"): 2}
+# 98 is a GPU of another job, 99 a lost one of ours.
+OURS = {("0", "0,1"): 2, ("NoDevFiles", "0,1"): 0, ("0", "98,98"): 0, ("0", "98,0,99"): 2}
+
+
+@pytest.fixture(scope="module")
+def told(driver: Path) -> list[str]:
+    """What a process with the driver says of these fleets, and last of a machine's GPUs."""
     script = (
         "import os\n"
-        "from gpuscale.measure.worker.gpus import _gpus_of_driver\n"
-        f"for visible, fleet in {[*asked]}:\n"
+        "from gpuscale.measure.worker.gpus import _gpus_of_driver, known_to_driver\n"
+        f"for visible, fleet in {[*OURS]}:\n"
         "    os.environ.update(CUDA_VISIBLE_DEVICES=visible, FAKE_NVML_FLEET=fleet)\n"
         "    print(_gpus_of_driver())\n"
+        # The second one cannot be reached, and the last two lack a limit.
+        "os.environ['FAKE_NVML_FLEET'] = '0,99,1,2,9'\n"
+        "print(known_to_driver())\n"
     )
-    answer = python("-c", script, LD_LIBRARY_PATH=str(driver))
-    assert [int(line) for line in answer.stdout.split()] == [*asked.values()]
+    return python("-c", script, LD_LIBRARY_PATH=str(driver)).stdout.splitlines()
 
 
-def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(driver: Path) -> None:
-    script = "from gpuscale.measure.worker.gpus import known_to_driver; print(known_to_driver())"
-    # The second one cannot be reached, and the last two lack a limit.
-    fleet = {"FAKE_NVML_FLEET": "0,99,1,2,9"}
-    answer = python("-c", script, LD_LIBRARY_PATH=str(driver), **fleet)
+def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(told: list[str]) -> None:
+    assert [int(line) for line in told[:-1]] == [*OURS.values()]
+
+
+def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(told: list[str]) -> None:
     limits = {"power_limit_w": 300.0, "application_clock_mhz": 1312.0, "max_clock_mhz": 1530.0}
-    found = ast.literal_eval(answer.stdout)
+    found = ast.literal_eval(told[-1])
     assert found.keys() == {GPU_A, GPU_B, GPU_WITHOUT_POWER, BLACKWELL_GPU}
     for uuid, index, number, bus in ((GPU_A, 0, 0, "00"), (GPU_B, 2, 1, "11")):
         place = {"smi": "NVML", "smi_index": index, "pci_address": f"00000000:{bus}:00.0"}

@@ -112,8 +112,9 @@ class WarmProcess:
     def __init__(
         self, folder: Path, words: Sequence[str], variables: Mapping[str, str], output: Path
     ) -> None:
-        # A function reads its variables when it is called.
-        self._server = _server(AT_FIRST if ":" in words[0] else variables)
+        # A function and a script read their variables when they run.
+        is_late = ":" in words[0] or words[0].endswith(".py")
+        self._server = _server(AT_FIRST if is_late else variables)
         self._words = words
         request = _Request(str(folder), [*words], {**variables}, str(output))
         self.pid = self._asked(request)
