@@ -1,5 +1,6 @@
 """Scaling points, and efficiency budgets of runs whose loss has a known place."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from statements import known
 
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
-from gpuscale.analysis.steps import EfficiencyBudget, efficiency_budgets
+from gpuscale.analysis.steps import EfficiencyBudget, efficiency_budgets, steps_of
 from gpuscale.records import EntryKey, Estimate, Run, Statement
 from gpuscale.records.configuration import DataKind
 from gpuscale.records.evidence import Phases
@@ -106,6 +107,13 @@ BOOKED: dict[str, tuple[Run, Run, Mapping[str, float | None]]] = {
     ),
     "what was not measured": (run(1, 0.1), run(2, 0.125), {**UNKNOWN, "data": None, "rest": 0.2}),
 }
+
+
+def test_the_parts_of_a_step_are_all_of_it() -> None:
+    late = replace(WORK, backward_s=WORK.backward_s + 0.03)
+    (step,) = steps_of([phased_run([WORK, WORK, late], communication_s=0.008)])
+    assert math.fsum(step.parts.values()) == pytest.approx(step.time_s)
+    assert min(step.parts.values()) > -1e-9
 
 
 @pytest.mark.parametrize(("one", "several", "parts"), BOOKED.values(), ids=BOOKED)

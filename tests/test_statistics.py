@@ -60,7 +60,8 @@ def test_a_prior_is_lowered_to_the_bound_that_the_row_itself_puts_on_its_varianc
     wider = known(not_above(far, then, now, excluded=0.01))
     assert wider.variance == pytest.approx(pooled * 7 / scipy.stats.chi2.ppf(0.01, 7), rel=0.05)
     # Two runs tell little, one nothing, and those that are all alike may be rounded.
-    assert not_above(far, log_sample([0.0, 0.02])) == far
+    for excluded in (0.1, 0.01):
+        assert not_above(far, log_sample([0.0, 0.02]), excluded=excluded) == far
     assert not_above(far, log_sample([0.0])) == far
     assert not_above(far, log_sample([0.0] * 6), log_sample([0.0] * 3)) == far
     assert not_above(None, then, now) is None
@@ -111,9 +112,13 @@ def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
 
 @pytest.mark.parametrize("dfs", [(2, math.inf), (0.37, 7), (1, 1), (30, math.inf)])
 @pytest.mark.parametrize("ratio", [0.01, 1.0, 30.0])
-def test_the_p_of_levels_inverts_their_half_width(dfs: tuple[float, float], ratio: float) -> None:
-    parts = (Term(variance=1.0, df=dfs[0]), Term(variance=ratio, df=dfs[1]))
-    for distance in (8.0, 20.0, 300.0):
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+def test_the_p_of_levels_inverts_their_half_width(
+    dfs: tuple[float, float], ratio: float, scale: float
+) -> None:
+    variances = scale**2, scale**2 * ratio
+    parts = tuple(Term(variance=v, df=df) for v, df in zip(variances, dfs, strict=True))
+    for distance in (scale * 8.0, scale * 20.0, scale * 300.0):
         both = estimates.Difference(value=-distance, parts=parts)
         p = known(both.p_below_zero())
         assert 0 < p < 0.5

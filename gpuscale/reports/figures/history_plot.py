@@ -65,7 +65,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
         grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, rates)
-            axes.set_title(label, loc="left")
+            title = f"{label} (UNCLEAR: its last level is not drawn)" if row.is_unclear else label
+            axes.set_title(title, loc="left")
             metric = row.point.configuration.metric
             axes.set_ylabel("samples/s" if metric is None else metric.unit or "value")
         last = len(history.nights) - 1
