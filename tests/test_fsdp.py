@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from forked_ranks import answer, answers_of
 from measuring import run_pytest, write_case
 from statements import known
-from test_strategies import answer, answers_of, join
+from test_strategies import join
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -58,7 +57,7 @@ def collectives(seen: profile) -> int:
     return sum(event.count for event in seen.key_averages() if "c10d" in event.key)
 
 
-def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
+def train_in_both_ways(rank: int, port: int, folder: Path) -> None:
     """Make the same steps with FSDP and with DDP; FSDP also makes steps that are undone."""
     strategy = join(rank, port, FullyShardedStrategy)
     model = strategy.wrap(network(), TrainingCase())
@@ -80,7 +79,7 @@ def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     for ours, theirs in zip(sharded.model.parameters(), plain.model.parameters(), strict=True):
         assert isinstance(ours, torch.distributed.tensor.DTensor)
         apart = max(apart, float((ours.full_tensor() - theirs).detach().abs().max()))
-    answer(queue, strategy, apart, collectives(synchronized), collectives(paused))
+    answer(folder, strategy, apart, collectives(synchronized), collectives(paused))
 
 
 @needs_fsdp

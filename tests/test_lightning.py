@@ -2,18 +2,17 @@
 
 import sys
 from importlib.util import find_spec
-from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from builders import environment
 from changing import replace
+from forked_ranks import answer, answers_of
 from measuring import run_pytest, write_case
 from statements import known
 from test_options import GIVEN
-from test_strategies import PRECISIONS, answer, answers_of, join, request_for
+from test_strategies import PRECISIONS, join, request_for
 from torch.utils.data import Dataset
 
 from gpuscale import TrainingCase
@@ -81,7 +80,7 @@ def train(
     return parameter_digest(training.model), training.final_loss()
 
 
-def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
+def train_both_ways(rank: int, port: int, folder: Path) -> None:
     from gpuscale.measure.worker.strategies.lightning import LightningStrategy, LightningTraining
 
     wrapped = join(rank, port, LightningStrategy)
@@ -93,7 +92,7 @@ def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     found = {
         way: (train(Training, plain, *way), train(LightningTraining, wrapped, *way)) for way in WAYS
     }
-    answer(queue, plain, found)
+    answer(folder, plain, found)
 
 
 @needs_lightning

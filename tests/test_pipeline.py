@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Iterator
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 from builders import CNN, cpu_environment, phases, rank_report, request, run, total_s, window
 from changing import replace
+from forked_ranks import answer, answers_of
 from measuring import run_pytest, write_case
 from statements import known
-from test_strategies import answer, answers_of, take_place
+from test_strategies import take_place
 from torch import nn
 
 from gpuscale import TrainingCase
@@ -111,7 +111,7 @@ def left_in(model: nn.Module) -> list[list[float]]:
     return [tensor.flatten().tolist() for tensor in (*gradients, *model.buffers())]
 
 
-def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precision: str) -> None:
+def train_as_rank(rank: int, port: int, folder: Path, count: int, precision: str) -> None:
     """Train on a batch, verify it, verify it again with lost gradients, and time the waits."""
     take_place(rank, port, count)
     asked = request_of(Blocks(), count, precision=precision)
@@ -137,7 +137,7 @@ def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, precisi
         training = training_of(slow, request_of(slow, count), strategy)
         idle.append(min(idle_share(training) for _ in range(3)))
     said.append(verdict(training))
-    answer(queue, strategy, left, said, idle)
+    answer(folder, strategy, left, said, idle)
 
 
 @pytest.fixture

@@ -1,23 +1,21 @@
 """Strategies: what ranks wait for, and the number format they compute in."""
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from changing import replace
-from commands import free_port
+from forked_ranks import PATIENCE_S, answer, answers_of
+from hosts import within_limit
 from test_overhead import request_for_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpuscale import TrainingCase
 from gpuscale.base.errors import CaseError, InvalidTrainingError
-from gpuscale.measure.launch import PRELOADED
 from gpuscale.measure.worker import training
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.entry import parameter_digest
@@ -31,11 +29,7 @@ from gpuscale.measure.worker.training import Training, set_fp32_mode
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 
-PATIENCE_S = 60.0
 NEWER_SETTINGS = hasattr(torch._C, "_get_fp32_precision_getter")
-# As the ranks of a session, which need not each import torch.
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([*PRELOADED])
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 
@@ -60,30 +54,7 @@ def join(
     return kind(request_for("ddp", gpus=2))
 
 
-def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -> None:
-    queue.put((strategy.rank, *what))
-    queue.close()
-    queue.join_thread()
-    strategy.barrier()
-    os._exit(0)
-
-
-def answers_of(count: int, work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
-    port = free_port()
-    queue: Queue[tuple[Any, ...]] = FORKED.Queue()
-    places = [(rank, port, queue, *shared) for rank in range(count)]
-    ranks = [FORKED.Process(target=work, args=arguments) for arguments in places]
-    for process in ranks:
-        process.start()
-    try:
-        return sorted(queue.get(timeout=3 * PATIENCE_S) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(30)
-            process.kill()
-
-
-def step_unsynchronized(rank: int, port: int, queue: "Queue[Any]", is_through: "Event") -> None:
+def step_unsynchronized(rank: int, port: int, folder: Path) -> None:
     """Make two synchronised steps and one without, in which rank 0 first waits for rank 1."""
     strategy = join(rank, port)
     layers = (torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
@@ -95,22 +66,23 @@ def step_unsynchronized(rank: int, port: int, queue: "Queue[Any]", is_through: "
     for _ in range(2):
         step()
     strategy.barrier()
+    is_through = folder / "through"
     with strategy.unsynchronized(model):
-        came_through = is_through.wait(PATIENCE_S) if rank == 0 else True
+        came_through = within_limit(is_through.exists, PATIENCE_S) if rank == 0 else True
         step()
-    is_through.set()
+    is_through.touch()
     broadcasts_again = bool(model.require_forward_param_sync)
     strategy.barrier()
     step()
-    answer(queue, strategy, came_through, broadcasts_again)
+    answer(folder, strategy, came_through, broadcasts_again)
 
 
 def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() -> None:
-    found = answers_of(2, step_unsynchronized, FORKED.Event())
+    found = answers_of(2, step_unsynchronized)
     assert found == [(0, True, True), (1, True, True)]
 
 
-def realign_apart(rank: int, port: int, queue: "Queue[Any]", is_apart: bool) -> None:
+def realign_apart(rank: int, port: int, folder: Path, is_apart: bool) -> None:
     """Realign ranks whose parameters differ; the state of their optimiser is nested."""
     strategy = join(rank, port)
     model = strategy.wrap(torch.nn.Linear(2, 1), TrainingCase())
@@ -126,7 +98,7 @@ def realign_apart(rank: int, port: int, queue: "Queue[Any]", is_apart: bool) -> 
     except InvalidTrainingError as error:
         said = str(error)
     nested = [*own.tolist(), *history[0].tolist(), *pair[0].tolist()]
-    answer(queue, strategy, nested, said)
+    answer(folder, strategy, nested, said)
 
 
 def test_realigning_takes_the_whole_of_a_nested_state_from_rank_0() -> None:
