@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from builders import CNN, environment, request, results, run
 from changing import replace
-from command_line import refusal
-from measuring import BENCH_CASES, run_pytest, write_case
+from measuring import BENCH_CASES, run_gpuscale, run_pytest, write_case
 from statements import known
 
 from gpuscale.analysis.scaling import scaling_points
@@ -170,8 +169,9 @@ def test_a_batch_fits_unless_memory_is_lacking_and_another_failure_ends_the_sear
 
 def test_cpu_ranks_are_refused(tmp_path: Path) -> None:
     path = write_case(tmp_path, "Case = Tiny")
-    said = refusal("batch", f"{path}::Case", "--device", "cpu")
-    assert "gpuscale batch fills the memory of GPUs" in said
+    said = run_gpuscale(tmp_path, "batch", f"{path}::Case", "--device", "cpu").ended(2)
+    (line,) = said.output.splitlines()
+    assert "gpuscale batch fills the memory of GPUs" in line
 
 
 @pytest.mark.parametrize(
