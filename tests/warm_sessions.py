@@ -92,6 +92,8 @@ class _Server:
 
 _SERVERS: dict[_Variables, _Server] = {}
 """Servers by their environment: the usual one, and the newest other one."""
+_STARTED: list[subprocess.Popen[bytes]] = []
+"""The importing processes that this one has started, none of which it waits for."""
 
 
 class _Request(NamedTuple):
@@ -200,13 +202,14 @@ def _importing_process(variables: _Variables) -> socket.socket:
             else:
                 listening.listen()
                 number = listening.fileno()
-                subprocess.Popen(
+                started = subprocess.Popen(
                     [sys.executable, __file__, str(number)],
                     env=dict(variables),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[number],
                     start_new_session=True,
                 )
+                _STARTED.append(started)
         with suppress(ConnectionRefusedError):
             connection.connect(name)
             return connection
@@ -236,8 +239,11 @@ def _serve(listening: socket.socket) -> _Request:
             if ready is listening:
                 workers += filter(_is_of_this_user, [listening.accept()[0]])
                 continue
-            said, pipes, _, _ = socket.recv_fds(ready, 1, 2)
-            if not said:
+            pipes: list[int] = []
+            # A worker may have been killed.
+            with suppress(ConnectionError):
+                _, pipes, _, _ = socket.recv_fds(ready, 1, 2)
+            if not pipes:
                 workers.remove(ready)
                 ready.close()
                 continue
