@@ -97,12 +97,12 @@ def test_a_page_draws_the_bars_of_what_it_judges_against(report: Report, tmp_pat
         write_night(nights / f"{night.job}.jsonl", night)
     write_baseline(file, baseline_of(*NIGHTS))
     write_night(now, THROTTLED)
-    bar = ">baseline</text>"
+    bar, of_one = ">baseline</text>", ("--case", "mnist_cnn", "--gpus", "2")
     for option in (("--baseline", nights / f"{NIGHTS[0].job}.jsonl"), ("--history", nights)):
-        page = report(now, *option)
+        page = report(now, *option, *of_one)
         assert bar in page
         assert "the baseline is not drawn" not in page
-    page = report(now, "--baseline", file)
+    page = report(now, "--baseline", file, *of_one)
     assert bar not in page
     assert "the baseline is not drawn: it has no such parts of these rows" in page
     assert ">baseline: " in page
