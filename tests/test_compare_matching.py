@@ -1,14 +1,30 @@
 """Rows that cannot be judged: missing, incomparable, and what they still show."""
 
 import pytest
-from builders import CNN, baseline, cpu_environment, environment, measured, results, run
+from builders import (
+    CNN,
+    baseline,
+    cpu_environment,
+    environment,
+    figure,
+    measured,
+    published,
+    results,
+    run,
+)
 from changing import replace
 from statements import known
 
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.sides import baseline_of_results, machine_mismatch, results_of, same_gpu_model
+from gpuscale.judge.sides import (
+    baseline_of_results,
+    machine_label,
+    machine_mismatch,
+    results_of,
+    same_gpu_model,
+)
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.reason_words import reason_text
@@ -78,6 +94,23 @@ def test_another_gpu_is_incomparable_and_both_shapes_are_still_shown() -> None:
     assert known(row.current.efficiency).value == pytest.approx(0.909, abs=2e-3)
     assert comparison.current_machine == "4× NVIDIA A100-SXM4-40GB"
     assert comparison.baseline_machine == "ARC4, 4× V100 per node"
+
+
+def test_a_baseline_that_knows_little_of_its_machine_names_that_and_has_a_gpu_of_its_model() -> (
+    None
+):
+    plain = replace(published(figure(1, time_s=145.0)), cluster="ours")
+    for hardware, label in (
+        (Hardware(device="cpu", cpu_model="EPYC 7763"), "ours, EPYC 7763"),
+        (Hardware(device="cuda", gpu_name="V100", cpu_model="EPYC 7763"), "ours, V100"),
+        (Hardware(device="cuda"), "ours"),
+    ):
+        assert machine_label(replace(plain, hardware=hardware)) == label
+    kept = baseline({1: [0.1] * 3})
+    (night,) = results_of(
+        replace(kept, environments={}, hardware=Hardware(device="cuda", gpu_name="V100"))
+    )
+    assert [gpu.name for gpu in night.environment.gpus] == ["V100"]
 
 
 def test_results_of_two_machines_are_not_judged_together() -> None:

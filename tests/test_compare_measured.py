@@ -125,6 +125,12 @@ def test_as_many_runs_of_both_sides_as_are_named_mostly_show_that_nothing_change
     assert 0.65 <= verdicts.count(Verdict.OK) / len(verdicts) <= 0.97
 
 
+def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() -> None:
+    for times_s, codes in (([0.02] * 3, {"unlikely_change"}), ([0.02, 0.2, 0.01], set[str]())):
+        compared = compare(baseline({1: QUIET}), [measured({1: times_s})])
+        assert {note.code for note in compared.notes} & {"unlikely_change"} == codes
+
+
 def test_a_reference_with_another_batch_is_not_used() -> None:
     ones = (run(1, 0.2 * f, batch_per_gpu=256) for f in NOW)
     now = results(*ones, *(run(2, 0.11 * f) for f in NOW))

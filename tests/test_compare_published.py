@@ -1,10 +1,14 @@
 """Verdicts against published figures: mostly on the speedup, and only for losses."""
 
+import math
+import statistics
+
 import pytest
 from builders import CNN, figure, measured, published, results, run
 from changing import replace
 from statements import known
 
+from gpuscale.analysis.probabilities import t_quantile
 from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, EntryVerdict, Results, Statement, Verdict
 from gpuscale.records.configuration import Choice
@@ -134,6 +138,11 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
     assert _last(quiet, slow).verdict is _last(quiet, once).verdict is Verdict.INCONSISTENT
     row = _last(noisy, slow)
     assert row.verdict is Verdict.INCONCLUSIVE
+    # A single run has no spread of its own: one more night is added to the mean of four.
+    logs = [math.log(1280 * f) for f in (0.85, 1.15, 0.9, 1.1)]
+    half = math.sqrt(statistics.variance(logs) * (1 + 1 / 4)) * t_quantile(0.975, 3)
+    change = known(_last(noisy, once).change)
+    assert math.log1p(known(change.high)) - math.log1p(change.value) == pytest.approx(half)
     # Three nights do not tell their spread.
     assert _last(baseline(0.85, 1.15, 1.0), slow).verdict is Verdict.INCONSISTENT
 
