@@ -91,8 +91,6 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
     for then, now, deviation, why in (
         (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
         ([0.1] * 6, [0.103] * 3, 0.1, "nights_differ"),
-        # After fifty runs more of them nights differ by more; after forty, runs still would.
-        (QUIET, [0.0943, 0.104, 0.1147], 0.01, "nights_differ"),
         (QUIET, WILD, 0.01, "runs_differ"),
         (WILD, [0.1 * f for f in NOW], 0.01, "both_sides_differ"),
     ):
@@ -108,7 +106,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
 
 
 def test_as_many_runs_of_both_sides_as_are_named_mostly_show_that_nothing_changed() -> None:
-    # Of 206 rows whose runs deviate by 3 to 8%, 164 were ok.
+    # Of 244 rows whose runs deviate by 3 to 8%, 197 were ok.
     draw = random.Random(5)
     verdicts: list[Verdict] = []
 
@@ -129,6 +127,12 @@ def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() ->
     for times_s, codes in (([0.02] * 3, {"unlikely_change"}), ([0.02, 0.2, 0.01], set[str]())):
         compared = compare(baseline({1: QUIET}), [measured({1: times_s})])
         assert {note.code for note in compared.notes} & {"unlikely_change"} == codes
+
+
+def test_a_mean_that_few_noisy_runs_put_far_off_asks_for_more_of_them() -> None:
+    row = row_on(1, compare(baseline({1: QUIET * 2}), [measured({1: [0.0943, 0.104, 0.1147]})]))
+    asked = Statement.of("unknown_further_runs", too_few=3, baseline_runs=12)
+    assert (row.verdict, row.reason.facts["remedy"]) == (Verdict.INCONCLUSIVE, asked)
 
 
 def test_a_reference_with_another_batch_is_not_used() -> None:

@@ -156,7 +156,7 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
 )
 def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, words: str) -> None:
     for remedy in ("baseline_runs_differ", "nights_differ"):
-        doubt = comparison(noisy(remedy, deviation=0.1, of_both=20))
+        doubt = comparison(noisy(remedy, deviation=0.1, of_both=0))
         doubt = replace(doubt, baseline_kind=kind)
         step = said(doubt)["next"]
         assert words in step

@@ -281,7 +281,7 @@ def test_a_field_has_words() -> None:
 
 
 def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands() -> None:
-    judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=20))
+    judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=0))
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
@@ -296,32 +296,44 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
 
 
 def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> None:
-    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=20)
+    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=0)
     soon = noisy("further_runs", needed=3)
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
         assert headline(comparison(*rows))["next"].startswith("make about 3 more runs: ")
 
 
-def test_as_many_runs_as_the_baseline_has_come_first() -> None:
-    uneven: dict[str, Any] = {"deviation": 0.05, "of_both": 60}
-    for code, facts, otherwise in (
-        ("baseline_runs_differ", uneven, "if you know of no change or fault, add these runs"),
-        ("unknown_further_runs", {"too_few": 3}, "make twice as many runs: pytest … --runs"),
+def test_as_many_runs_come_first_as_the_row_says_both_sides_need_or_as_the_baseline_has() -> None:
+    for row, wanted in (
+        (
+            noisy("baseline_runs_differ", deviation=0.05, of_both=40),
+            "about 38 more runs: pytest … --runs 40",
+        ),
+        (noisy("baseline_runs_differ", deviation=0.05, of_both=0), ""),
+        (
+            noisy("unknown_further_runs", too_few=3, baseline_runs=30),
+            "as many runs as the baseline has: pytest … --runs 30",
+        ),
+        (
+            noisy("unknown_further_runs", too_few=3, baseline_runs=0),
+            "twice as many runs: pytest … --runs",
+        ),
     ):
-        many, few = (noisy(code, **facts, baseline_runs=count) for count in (30, 0))
-        wanted = "make as many runs as the baseline has: pytest … --runs 30 --resume "
-        assert headline(comparison(many))["next"].startswith(wanted)
-        assert headline(comparison(few))["next"].startswith(otherwise)
+        step = headline(comparison(row))["next"]
+        assert step.startswith(
+            f"make {wanted}" if wanted else "if you know of no change or fault, add"
+        )
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
-    uneven = noisy("both_sides_differ", deviation=0.2, baseline_runs=0)
-    assert "--run-seconds" in headline(comparison(uneven))["next"]
+    soon, uneven = noisy("further_runs", needed=3), noisy("both_sides_differ", deviation=0.2)
+    lower = Estimate(value=-0.2, low=-0.5, high=0.05)
+    for rows in ((uneven,), (soon, replace(uneven, change=lower))):
+        assert "--run-seconds" in headline(comparison(*rows))["next"]
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:
-    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=20)
+    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=0)
     slower = replace(uneven, change=Estimate(value=-0.2, low=-0.3, high=-0.05))
     script = EnvironmentChange(name="script train.py", before=("1",), after=("2",))
     changed = Statement.of("environment_changed", changes=(script,))

@@ -34,6 +34,7 @@ def test_runs_are_three_or_what_decides_has_three_to_eight() -> None:
     assert stopping_rule(parse_options(given)) is None
     judged = parse_options({**given, "baseline": "b.json"})
     assert judged.bounds_of_runs == (3, 8)
+    assert replace(judged, runs=(None, 6)).bounds_of_runs == (3, 6)
 
 
 def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:

@@ -219,7 +219,9 @@ class MeasureOptions:
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
         """Minimum and maximum runs per table row; the minimum is None if all runs are required."""
-        return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
+        fewest, most = self.runs or (None, 3 if self.baseline is None else 8)
+        is_judged = fewest is None and self.baseline is not None
+        return (FEWEST_RUNS if is_judged else fewest), most
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -265,5 +267,5 @@ def _contradictions(options: MeasureOptions) -> Iterator[str]:
     room = f"write --runs {FEWEST_RUNS}:{max(8, most)}"
     if baseline is None and fewest is not None:
         yield f"--runs {fewest}:{most} needs a --baseline to end early; add one, or write {most}"
-    if baseline is not None and fewest in (None, most):
+    if baseline is not None and fewest is not None and fewest >= most:
         yield f"--baseline needs further runs to confirm a loss; {room}, or leave --runs out"

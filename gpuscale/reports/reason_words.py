@@ -33,6 +33,7 @@ from gpuscale.reports.phrases import (
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
 ONCE_IDLE = "measure again once the host is idle"
+LONGER = "measure longer runs (--run-seconds) on both sides"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} changed by {change}"
@@ -42,15 +43,15 @@ _WITHIN_MARGIN = (
     f"{_NOT_EXCLUDED}"
 )
 _CHANCE = (
-    "the interval lies below zero, but chance alone shows such a loss in {p} of comparisons "
-    "(corrected for the rows judged), and only below {significance} is it called one"
+    "the interval alone lies below zero, but with all that is judged, chance shows such a loss in "
+    "{p} of comparisons, and only below {significance} is it called one"
 )
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
 _BASELINE_DIFFERS = (
-    "further runs like these would probably not settle it, since those of the "
+    "further runs alone would probably not settle it, since those of the "
     "baseline{on_1} differ by {deviation} from one to the next"
 )
 _PUBLISHED = "{published} is {beside} the reference figure"
@@ -123,6 +124,11 @@ WORDS: Mapping[str, Words] = {
         short="worse, but not by more than chance could do",
         beyond_table=f"{_CHANCE}{{remedy}}",
     ),
+    "efficiency_not_beyond_chance": Words(
+        f"{_CHANGED}, and the {{rate}} on {{gpus}} {{throughput}}: {_CHANCE}{{remedy}}",
+        short="E fell, but not by more than chance could do",
+        beyond_table=f"the {{rate}} on {{gpus}} {{throughput}}; {_CHANCE}{{remedy}}",
+    ),
     "unknown_end_moved": Words(
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
     ),
@@ -135,15 +141,15 @@ WORDS: Mapping[str, Words] = {
     ),
     "runs_differ": Words(
         "further runs like these would probably not settle it, since those{on_1} differ "
-        "by {deviation} from one to the next: find what disturbs them",
-        remedy="run 'gpuscale doctor', and look for other work on the host",
+        "by {deviation} from one to the next: find what disturbs them, or make them longer",
+        remedy=f"run 'gpuscale doctor'; if nothing else runs on the host, {LONGER}",
     ),
     "baseline_runs_differ": Words(
         f"{_BASELINE_DIFFERS}: {{of_both}} on both sides probably would, if nothing changed",
         needs_baseline=True,
     ),
     "both_sides_differ": Words(
-        f"{_BASELINE_DIFFERS}: even 100 on both sides might not; longer ones may",
+        f"{_BASELINE_DIFFERS}: even 40 on both sides might not; longer ones may",
         needs_baseline=True,
     ),
     "nights_differ": Words(

@@ -103,6 +103,10 @@ class Quantity:
         """True if the quantity is significantly better, and by more than the margin."""
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
 
+    def with_gain(self, value: float) -> "Quantity":
+        """Return the quantity as if this gain had been observed, with the same error."""
+        return replace(self, gain=replace(self.gain, value=value))
+
     def moved_worse(self, significance: float) -> bool:
         """True if an unadjusted one-sided test at this level finds a loss beyond the margin."""
         return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
@@ -265,5 +269,10 @@ def required_runs(
     place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
     needed = FURTHER_RUNS[place]
     if needed > CREDIBLE * made:
-        return None, Statement.of("unknown_further_runs", too_few=made, baseline_runs=baseline_runs)
+        return None, forecast_unknown(made=made, baseline_runs=baseline_runs)
     return needed, Statement.of("further_runs", needed=needed)
+
+
+def forecast_unknown(*, made: int, baseline_runs: int) -> Statement:
+    """Return the statement that `made` runs do not tell how many more would settle a row."""
+    return Statement.of("unknown_further_runs", too_few=made, baseline_runs=baseline_runs)

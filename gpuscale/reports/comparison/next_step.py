@@ -9,7 +9,7 @@ from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
-from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
+from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
@@ -95,15 +95,14 @@ def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
 
 def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
     """Return how many runs a row should have, also in words; None if more would not settle it."""
-    made = row.valid_runs
-    if more := row.entry.further_runs:
-        return made + more, f"about {phrases.counted(more, 'more run')}"
-    parts = [*parts_of(row.entry.reason)]
-    before = max(part.facts.get("baseline_runs", 0) for part in parts)
-    if before > made:
-        return before, f"as many runs as {_EARLIER[kind]}"
-    is_forecast_unknown = any("too_few" in part.facts for part in parts)
-    return (2 * made, "twice as many runs") if is_forecast_unknown else None
+    made, more = row.valid_runs, row.entry.further_runs or 0
+    for part in parts_of(row.entry.reason):
+        more = max(more, part.facts.get("of_both", 0) - made)
+        if (before := part.facts.get("baseline_runs")) is not None:
+            return max(
+                (before, f"as many runs as {_EARLIER[kind]}"), (2 * made, "twice as many runs")
+            )
+    return (made + more, f"about {phrases.counted(more, 'more run')}") if more else None
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -163,10 +162,10 @@ def _more_before(
     is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))
     if kind != "nights":
+        if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
+            return f"{LONGER}, while nothing else runs"
         if not is_injected and (more_now := _more_now(comparison, rows, maker)):
             return more_now
-        if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
-            return "measure longer runs (--run-seconds) on both sides, while nothing else runs"
     if kind == "baseline" and (is_injected or is_changed):
         return f"add runs of the machine as it was: {_ADD} {before} FILE"
     return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
