@@ -142,7 +142,7 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     one, two = view_of(compare(before, now), now).rows
     assert "those of the baseline on 1 GPU differ by 7.1 %" in two.reason
     assert two.moved.line.startswith("E ")
-    assert two.short_reason == ""
+    assert two.short_reason.startswith("a loss of 6.")
     assert "on 1 GPU differ" not in one.reason
 
 

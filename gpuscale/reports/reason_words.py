@@ -33,7 +33,7 @@ from gpuscale.reports.phrases import (
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
 ONCE_IDLE = "measure again once the host is idle"
-LONGER = "measure longer runs (--run-seconds) on both sides"
+LONGER = "make runs several times longer (--run-seconds) on both sides"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} changed by {change}"
@@ -227,8 +227,8 @@ WORDS: Mapping[str, Words] = {
     "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        "for inconclusive rows the baseline has fewer than {enough} allocations (nights or jobs), "
-        "too few to show how much these differ: an assumed deviation widens the intervals"
+        "for rows that do not pass the baseline has fewer than {enough} allocations (nights or "
+        "jobs), too few to show how much these differ: an assumed deviation widens the intervals"
     ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(

@@ -72,7 +72,7 @@ def _emptiness(
 
 
 def _few_allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note if gains or open rows rest on too few allocations to show how these differ."""
+    """Yield a note if rows that are not ok rest on too few allocations to show how these differ."""
     counts = by_key(
         (each.entry.verdict, len(each.row.before.runs))
         for each in judgements
@@ -80,7 +80,9 @@ def _few_allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     )
     if Verdict.IMPROVED in counts and max(map(max, counts.values())) < MINIMUM_ALLOCATIONS:
         yield Statement.of("few_sessions", enough=MINIMUM_ALLOCATIONS)
-    elif any(0 < count < MINIMUM_ALLOCATIONS for count in counts.get(Verdict.INCONCLUSIVE, ())):
+        return
+    of_rows = (counts.get(verdict, ()) for verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESSED))
+    if any(0 < count < MINIMUM_ALLOCATIONS for of in of_rows for count in of):
         yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
 
 

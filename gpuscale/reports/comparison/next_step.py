@@ -163,7 +163,7 @@ def _more_before(
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))
     if kind != "nights":
         if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
-            return f"{LONGER}, while nothing else runs"
+            return f"{LONGER}, or loosen the row's limits (docs/baselines.md)"
         if not is_injected and (more_now := _more_now(comparison, rows, maker)):
             return more_now
     if kind == "baseline" and (is_injected or is_changed):

@@ -171,9 +171,7 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-    # The detectable loss is one of throughput, which says nothing beside a change of E.
-    return "" if of_speedup and "ok_bound" in entry.reason.facts else losses_found([entry])
+    return losses_found([entry])
 
 
 def _allowed(reason: Statement) -> str:

@@ -114,7 +114,9 @@ def _legend(rows: Sequence[Row]) -> str:
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    parts.append(losses_found(row.entry for row in rows if row.entry.verdict.is_pass))
+    passed = [row.entry for row in rows if row.entry.verdict.is_pass]
+    of_some = "in rows that pass, " if len(passed) < len(rows) else ""
+    parts += [f"{of_some}{found}" for found in [losses_found(passed)] if found]
     return "; ".join(filter(None, parts))
 
 
