@@ -232,6 +232,13 @@ def losses_found(entries: Iterable[EntryVerdict]) -> str:
     return f"a loss of {phrases.format_range(texts)}{by_row} would be {phrases.FOUND}"
 
 
+def losses_of_passed(rows: Sequence[Row]) -> str:
+    """Describe the smallest losses detectable in the rows that pass; empty if unknown."""
+    passed = [row.entry for row in rows if row.entry.verdict.is_pass]
+    found = losses_found(passed)
+    return f"in rows that pass, {found}" if found and len(passed) < len(rows) else found
+
+
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     """Return a unique name for each entry, with options if needed to distinguish the rows."""
     apart = phrases.set_apart([e.configuration for e in entries if e.configuration is not None])

@@ -10,7 +10,13 @@ from xml.etree.ElementTree import Element, SubElement
 from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found, subject_of
+from gpuscale.reports.comparison.rows import (
+    Row,
+    detail_lines,
+    losses_found,
+    losses_of_passed,
+    subject_of,
+)
 from gpuscale.reports.phrases import UNKNOWN, counted, few
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
@@ -114,9 +120,7 @@ def _legend(rows: Sequence[Row]) -> str:
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    passed = [row.entry for row in rows if row.entry.verdict.is_pass]
-    of_some = "in rows that pass, " if len(passed) < len(rows) else ""
-    parts += [f"{of_some}{found}" for found in [losses_found(passed)] if found]
+    parts.append(losses_of_passed(rows))
     return "; ".join(filter(None, parts))
 
 
