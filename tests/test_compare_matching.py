@@ -96,9 +96,7 @@ def test_another_gpu_is_incomparable_and_both_shapes_are_still_shown() -> None:
     assert comparison.baseline_machine == "ARC4, 4× V100 per node"
 
 
-def test_a_baseline_that_knows_little_of_its_machine_names_that_and_has_a_gpu_of_its_model() -> (
-    None
-):
+def test_a_baseline_that_knows_little_of_its_machine_names_what_it_knows() -> None:
     plain = replace(published(figure(1, time_s=145.0)), cluster="ours")
     for hardware, label in (
         (Hardware(device="cpu", cpu_model="EPYC 7763"), "ours, EPYC 7763"),

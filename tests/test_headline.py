@@ -326,7 +326,10 @@ def test_as_many_runs_come_first_as_the_row_says_both_sides_need_or_as_the_basel
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
-    soon, uneven = noisy("further_runs", needed=3), noisy("both_sides_differ", deviation=0.2)
+    soon, uneven = (
+        noisy("further_runs", needed=3),
+        noisy("both_sides_differ", deviation=0.2, runs=40),
+    )
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
     for rows in ((uneven,), (soon, replace(uneven, change=lower))):
         assert "--run-seconds" in headline(comparison(*rows))["next"]

@@ -221,13 +221,10 @@ class SmallestLoss(NamedTuple):
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
     """Return the number of runs of each entry in the night with most of them."""
-    counts = Counter(
-        (EntryId(run.configuration, run.gpus), run.allocation) for run in baseline.runs
-    )
-    sizes: dict[EntryId, int] = {}
-    for (entry, _), count in counts.items():
-        sizes[entry] = max(sizes.get(entry, 0), count)
-    return sizes
+    return {
+        entry: max(Counter(run.allocation for run in runs).values())
+        for entry, runs in entries_of(baseline.runs).items()
+    }
 
 
 def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[SmallestLoss]:

@@ -149,7 +149,7 @@ WORDS: Mapping[str, Words] = {
         needs_baseline=True,
     ),
     "both_sides_differ": Words(
-        f"{_BASELINE_DIFFERS}: even 40 on both sides might not; longer ones may",
+        f"{_BASELINE_DIFFERS}: even {{runs}} on both sides might not; longer ones may",
         needs_baseline=True,
     ),
     "nights_differ": Words(

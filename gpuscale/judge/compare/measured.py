@@ -25,7 +25,15 @@ from gpuscale.judge.compare.verdict import (
     required_runs,
 )
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Finding, MetricSpec, QuantityName, Statement, Tolerances, Verdict
+from gpuscale.records import (
+    Facts,
+    Finding,
+    MetricSpec,
+    QuantityName,
+    Statement,
+    Tolerances,
+    Verdict,
+)
 
 _MOVED_CODES = {
     Finding.SCALING_LOSS: "scaling_lost",
@@ -164,14 +172,15 @@ def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> State
     if found.code == "nights_differ" and not estimates_allocations(before, after):
         # The mean of a few runs may be what is far off, rather than the declared deviation large.
         apart = math.sqrt(pairing.after.variance_of_means)
-        nearer = (test.with_gain(test.gain.value + apart) for test in quantities.tests)
-        are_ok, may_be_ok = (all(of.is_ok for of in tests) for tests in (quantities.tests, nearer))
-        is_few = may_be_ok and not are_ok
-        return forecast_unknown(**_runs_so_far(pairing)) if is_few else found
+        nearer = [test.with_gain(test.gain.value + apart) for test in quantities.tests]
+        are_ok, may_be_ok = (all(test.is_ok for test in of) for of in (quantities.tests, nearer))
+        if may_be_ok and not are_ok:
+            return forecast_unknown(**_runs_so_far(pairing))
     if found.code != "baseline_runs_differ":
         return found
     if (of_both := _runs_of_both(pairing, rule)) is None:
-        return Statement.of("both_sides_differ", **found.facts)
+        most_of_both: Facts = {"runs": _RUNS_OF_BOTH[-1]}
+        return Statement.of("both_sides_differ", **(found.facts | most_of_both))
     return Statement(found.code, found.facts | {"of_both": of_both})
 
 

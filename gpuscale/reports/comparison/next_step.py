@@ -28,6 +28,7 @@ _EARLIER = {
     "results": "the earlier results have",
     "nights": "an earlier night has",
 }
+"""Whose number of runs a row should reach, keyed by kind of baseline."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
