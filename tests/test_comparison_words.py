@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import baseline, measured, phased_run, phases, quiet_now, quiet_then, results
-from builders.comparisons import comparison, entry, noisy
+from builders.comparisons import comparison, entry, noisy, viewed
 from builders.nights import Fault, Night, baseline_of, results_of_night
 from changing import replace
 from statements import codes_in, facts_of, known
@@ -17,7 +17,6 @@ from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Estimate, Results, Verdict
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import losses_found
 from gpuscale.reports.comparison.texts import text
@@ -31,7 +30,7 @@ QUIET = [0.1 * f for f in (0.999, 1.001, 1.0, 1.002, 0.998, 1.0)]
 
 
 def said(compared: Comparison, *now: Results) -> dict[str, str]:
-    return dict(view_of(compared, now).headline)
+    return dict(viewed(compared, *now).headline)
 
 
 def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_baseline() -> None:
@@ -52,7 +51,7 @@ def test_a_night_that_is_left_out_of_the_judgement_is_left_out_of_the_shown_base
 @pytest.mark.parametrize("gpus", [[2], None])
 def test_a_choice_of_rows_is_corrected_for_these_alone(gpus: list[int] | None) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=0.1, n2=0.11, n4=0.12)
-    view = view_of(compare(before, [now], Choice(gpus=gpus)), [now])
+    view = viewed(compare(before, [now], Choice(gpus=gpus)), now)
     for name in ("text", "markdown", "json"):
         shown = " ".join(COMPARISON_FORMATS[name].render(view).split())
         said = "only chosen rows are judged, and verdicts are corrected for these"
@@ -64,7 +63,7 @@ def test_a_choice_of_rows_is_corrected_for_these_alone(gpus: list[int] | None) -
 )
 def test_rows_show_the_loss_that_a_headline_rules_out(on_1: float, on_2: float, what: str) -> None:
     before, now = quiet_then(n1=0.1, n2=0.11), quiet_now(n1=on_1, n2=on_2)
-    shown = text(view_of(compare(before, [now]), [now]))
+    shown = text(viewed(compare(before, [now]), now))
     bound = shown.partition("no loss of ")[2].partition(" or more")[0]
     (line,) = (line for line in shown.splitlines() if f"[−{bound}, " in line)
     assert f"{what} −" in line
@@ -139,7 +138,7 @@ def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs() -> 
 def test_runs_that_differ_are_named_by_their_own_row() -> None:
     before = baseline({1: [0.3, 0.33, 0.28, 0.31], 2: [0.474, 0.476, 0.48, 0.477]})
     now = [measured({1: [0.3, 0.3, 0.3, 0.301], 2: [0.474, 0.476, 0.48, 0.478]})]
-    one, two = view_of(compare(before, now), now).rows
+    one, two = viewed(compare(before, now), *now).rows
     assert "those of the baseline on 1 GPU differ by 7.1 %" in two.reason
     assert two.moved.line.startswith("E ")
     assert two.short_reason.startswith("a loss of 6.")
@@ -167,7 +166,7 @@ def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:
     before = baseline_of(Night(job="1", runs=6, phases=False, gpus=(1, 2)))
     slow = results_of_night(Night(job="2", day=30, fault=Fault(computing=1.1), gpus=(1, 2)))
     compared = diagnose(sides_of(before, [slow]), compare(before, [slow]))
-    shown = " ".join(text(view_of(compared, [slow])).split())
+    shown = " ".join(text(viewed(compared, slow)).split())
     assert "lack phases, paces or exposed communication" in shown
     assert "baseline record" not in shown
     assert "baseline again" not in shown

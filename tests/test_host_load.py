@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from builders import baseline, measured, results_text
+from builders.comparisons import viewed
 from changing import replace
 from command_line import gpuscale, python
 from nvml.library import GPU_A, compile_driver
@@ -14,7 +15,6 @@ from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.node import LoadMeter
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 
 QUIET = HostLoad(other_cores=0.1, cores=4)
@@ -188,7 +188,7 @@ def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idl
         before = replace(recorded, runs=under(then, recorded.runs))
         measured_now = replace(after, runs=under(now, after.runs))
         comparison = compare(before, [measured_now])
-        view = view_of(comparison, [measured_now])
+        view = viewed(comparison, measured_now)
         shown = " ".join(text(view).split())
         assert words in shown
         assert ("probably settle it" in shown) is (then is now is QUIET)
@@ -211,7 +211,7 @@ def test_a_busy_host_in_one_run_of_many_is_named_and_leaves_the_next_step() -> N
         comparison = compare(before, [after])
         codes = {note.code for note in comparison.notes}
         assert ("seldom_busy_host_before" in codes) is (before is busy)
-        step = dict(view_of(comparison, [after]).headline)["next"]
+        step = dict(viewed(comparison, after).headline)["next"]
         assert step.startswith("make about 1 more run")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import builders
 import pytest
+from builders.comparisons import viewed
 from statements import known
 
 from gpuscale.analysis.history import history_of
@@ -16,7 +17,6 @@ from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
 from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.metrics import OpenMetric
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text as render
 from gpuscale.reports.history_text import render as render_history
 from gpuscale.reports.screen import Screen
@@ -127,7 +127,7 @@ def test_a_comparison_and_a_history_show_values_with_their_units() -> None:
         results_with(LATENCY, {2: [value, value * 1.002]}, job_id=f"night{number}")
         for number, value in enumerate((6.4, 6.41, 6.39, 6.4, 6.42, 6.38, 6.4))
     ]
-    text = render(view_of(compared(nights[0], results_with(LATENCY, {2: [7.0, 7.01]})), []))
+    text = render(viewed(compared(nights[0], results_with(LATENCY, {2: [7.0, 7.01]}))))
     assert "6.41 → 7.00 us" in text
     assert "step time" not in text
     assert "6.41 us" in render_history(history_of(nights), Screen())

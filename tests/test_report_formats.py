@@ -7,7 +7,16 @@ from xml.etree.ElementTree import Element
 
 import pytest
 from builders import CNN, baseline, environment, results, run
-from builders.comparisons import comparison, entry, noted, of_each_verdict, peak_memory, told, view
+from builders.comparisons import (
+    comparison,
+    entry,
+    noted,
+    of_each_verdict,
+    peak_memory,
+    told,
+    view,
+    viewed,
+)
 from changing import replace
 from command_line import ran
 from statements import known
@@ -15,7 +24,7 @@ from statements import known
 from gpuscale.base.errors import ExitCode
 from gpuscale.judge.compare import compare
 from gpuscale.records import Comparison, Verdict
-from gpuscale.reports.comparison import View, view_of
+from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.formats import openmetrics
 from gpuscale.reports.comparison.texts import junit, markdown
 
@@ -135,7 +144,7 @@ def of_several_configurations() -> View:
     )
     now = results(*made, where=replace(environment(), driver_version='5\\90 "beta"\nx'))
     then = baseline({1: [0.1] * 6, 2: [0.1] * 6})
-    return view_of(compare(then, [now]), [now])
+    return viewed(compare(then, [now]), now)
 
 
 def read(text: str) -> Samples:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import builders
 import pytest
 from builders import CNN, baseline, measured, phased_run, phases, results, run, shown_text
+from builders.comparisons import viewed
 from changing import replace
 from statements import known
 
@@ -12,7 +13,6 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
 from gpuscale.records import Run
 from gpuscale.records.baseline import ToleranceOverride, Tolerances
-from gpuscale.reports.comparison import view_of
 from gpuscale.reports.comparison.texts import text
 from gpuscale.reports.show import odd_runs, scaling_lines, scaling_table, table_notes
 
@@ -124,7 +124,7 @@ def test_a_run_that_stands_out_is_named(times_s: Sequence[float], named: str) ->
     made = results(*(run(1, time_s, index=i) for i, time_s in enumerate(times_s, 1)))
     noted = [line for line in scaling_lines(made, 200) if "stands out" in line]
     assert noted == ([f"mnist_cnn/ddp on 1 GPU: {named}"] if named else [])
-    compared = text(view_of(compare(baseline({1: [0.099, 0.1, 0.101]}), [made]), [made]))
+    compared = text(viewed(compare(baseline({1: [0.099, 0.1, 0.101]}), [made]), made))
     assert (named or "run") in " ".join(compared.split())
     assert ("stands out" in compared) is bool(named)
 

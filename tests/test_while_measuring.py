@@ -8,6 +8,7 @@ import builders
 import numpy as np
 import pytest
 from builders import QUIET_NOW, baseline, figure, measured, quiet_now, quiet_then, results, run
+from builders.comparisons import viewed
 from changing import replace
 from statements import codes_in
 
@@ -15,7 +16,6 @@ from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
 from gpuscale.judge.stopping import DecidedVerdict, RowStatus, SequentialPlan
 from gpuscale.records import Baseline, Failure, Results, Run, Statement, Verdict
-from gpuscale.reports.comparison import view_of
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
 BF16 = replace(builders.CNN, precision="bf16")
@@ -152,7 +152,7 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
         )
         before, now = baseline(then), measured(tonight)
         session = judge_session(before, now).comparison
-        ended, compared = (view_of(each, [now]) for each in (session, compare(before, [now])))
+        ended, compared = (viewed(each, now) for each in (session, compare(before, [now])))
         assert ended.headline == compared.headline
         assert "every GPU lost" in ended.headline[0][1]
         assert [row.numbers for row in ended.rows] == [row.numbers for row in compared.rows]

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpuscale.analysis.estimates import Sample, difference, exponential, log_sample
 from gpuscale.base.grouping import by_key
@@ -24,17 +25,25 @@ from gpuscale.records import (
 UNIT_ERROR_EFFICIENCY = 1.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """The runs of one configuration on one number of GPUs, and the scaling point they yield."""
 
     key: PointKey
-    point: ScalingPoint
-    runs: Mapping[str, Sequence[Run]]
-    """Valid runs by allocation."""
-    logs: Mapping[str, tuple[float, ...]]
-    """Logarithms of the step times of the valid runs, by allocation."""
-    failed: Sequence[Run]
+    placed: Sequence[tuple[str, Run]]
+    """Each run with the allocation in which it was made."""
+    reference: "Entry | None"
+    """The entry on 1 GPU to which the speedup refers; None if there is none or it is this one."""
+
+    @cached_property
+    def runs(self) -> Mapping[str, Sequence[Run]]:
+        """Valid runs by allocation."""
+        return by_key((name, run) for name, run in self.placed if run.is_valid)
+
+    @cached_property
+    def logs(self) -> Mapping[str, tuple[float, ...]]:
+        """Logarithms of the step times of the valid runs, by allocation."""
+        return {name: tuple(run.log_cost for run in runs) for name, runs in self.runs.items()}
 
     @property
     def valid(self) -> list[Run]:
@@ -42,9 +51,24 @@ class Entry:
         return [run for runs in self.runs.values() for run in runs]
 
     @property
+    def failed(self) -> list[Run]:
+        """The failed runs of all allocations."""
+        return [run for _, run in self.placed if not run.is_valid]
+
+    @cached_property
     def sample(self) -> Sample:
         """Sample of the log step times of all valid runs; requires at least one valid run."""
         return log_sample([log for logs in self.logs.values() for log in logs])
+
+    def log_speedup_over(self, other: "Entry") -> float:
+        """Return the logarithm of this entry's throughput divided by the other's throughput."""
+        batches = self.key.global_batch / other.key.global_batch
+        return other.sample.mean - self.sample.mean + math.log(batches)
+
+    @cached_property
+    def point(self) -> ScalingPoint:
+        """The runs reduced to a point of a scaling curve."""
+        return _point(self)
 
 
 def references_of(points: Collection[PointKey]) -> dict[PointKey, PointKey]:
@@ -65,34 +89,24 @@ def references_of(points: Collection[PointKey]) -> dict[PointKey, PointKey]:
 
 
 def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
-    """Group runs by configuration and number of GPUs, and reduce each group to a scaling point.
+    """Group runs by configuration and number of GPUs.
 
     Groups are sorted by first appearance of their configurations, then by number of GPUs. Runs that
     differ in batch or sample shape form separate entries. `allocations` has the allocation of each
     run; if omitted, all runs count as one allocation.
     """
-    placed = zip(allocations or [""] * len(runs), runs, strict=True)
-    by_point = by_key(zip(point_keys(runs), placed, strict=True))
+    made = zip(allocations or [""] * len(runs), runs, strict=True)
+    by_point = by_key(zip(point_keys(runs), made, strict=True))
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(by_point)))}
-    samples = {
-        key: log_sample(logs)
-        for key, group in by_point.items()
-        if (logs := [run.log_cost for _, run in group if run.is_valid])
-    }
-    references = references_of(samples)
-    entries = []
+    references = references_of(
+        [key for key, placed in by_point.items() if any(run.is_valid for _, run in placed)]
+    )
+    entries: dict[PointKey | None, Entry] = {}
+    # A reference, on 1 GPU, precedes the entries that refer to it.
     for key in sorted(by_point, key=lambda key: (appearance[key.configuration], key.gpus)):
-        group = by_point[key]
-        valid = by_key((name, run) for name, run in group if run.is_valid)
-        entry = Entry(
-            key=key,
-            point=_point(key, [run for _, run in group], samples, references.get(key)),
-            runs=valid,
-            logs={name: tuple(run.log_cost for run in made) for name, made in valid.items()},
-            failed=[run for _, run in group if not run.is_valid],
-        )
-        entries.append(entry)
-    return tuple(entries)
+        reference = entries.get(references.get(key))
+        entries[key] = Entry(key=key, placed=by_point[key], reference=reference)
+    return tuple(entries.values())
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
@@ -107,16 +121,11 @@ def point_keys(runs: Sequence[Run]) -> list[PointKey]:
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
 
 
-def _point(
-    key: PointKey,
-    runs: Sequence[Run],
-    samples: Mapping[PointKey, Sample],
-    reference: PointKey | None,
-) -> ScalingPoint:
-    valid = [run for run in runs if run.is_valid]
-    level = level_of(key, geometric_mean(samples[key])) if valid else Scaling()
-    speedup = _speedup(key, samples, reference) if valid else None
-    epoch = runs[0].samples_per_epoch
+def _point(entry: Entry) -> ScalingPoint:
+    key, valid = entry.key, entry.valid
+    level = level_of(key, geometric_mean(entry.sample)) if valid else Scaling()
+    speedup = _speedup(entry) if valid else None
+    epoch = entry.placed[0][1].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
     nodes = {len({rank.host for rank in run.ranks}) for run in valid}
     energies_j = (run.measured.get("energy_per_sample_j") for run in valid)
@@ -128,7 +137,7 @@ def _point(
         sample_shape=key.sample_shape,
         nodes=nodes.pop() or None if len(nodes) == 1 else None,
         valid_runs=len(valid),
-        failed_runs=len(runs) - len(valid),
+        failed_runs=len(entry.failed),
         value=level.value,
         unit=level.unit,
         step_time_s=level.step_time_s,
@@ -169,23 +178,13 @@ def throughput_change(before: Sample, after: Sample) -> Estimate:
     return difference(before.mean - after.mean, [before.term(), after.term()]).relative_change()
 
 
-def log_speedup(
-    sample: Sample, global_batch: int, reference: Sample, reference_batch: int
-) -> float:
-    """Return the logarithm of the sample's throughput divided by the reference's throughput."""
-    return reference.mean - sample.mean + math.log(global_batch / reference_batch)
-
-
-def _speedup(
-    key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
-) -> Estimate | None:
-    if key.gpus == 1 and key.configuration.has_speedup:
+def _speedup(entry: Entry) -> Estimate | None:
+    if entry.key.gpus == 1 and entry.key.configuration.has_speedup:
         return Estimate(value=1.0)
-    if reference is None:
+    if (one := entry.reference) is None:
         return None
-    sample, alone = samples[key], samples[reference]
-    value = log_speedup(sample, key.global_batch, alone, reference.global_batch)
-    return difference(value, [sample.term(), alone.term()]).exponential()
+    terms = [entry.sample.term(), one.sample.term()]
+    return difference(entry.log_speedup_over(one), terms).exponential()
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpuscale.analysis.scaling import Entry, grouped, known_mean, references_of
+from gpuscale.analysis.scaling import Entry, grouped, known_mean
 from gpuscale.base.strategies import is_pipeline
 from gpuscale.records import Configuration, EntryKey, Estimate, PointKey, Run
 from gpuscale.records.evidence import Phases
@@ -207,11 +207,10 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
 
     Entries judged by a metric instead of the step time have no budget.
     """
-    valid = {entry.key: entry for entry in grouped(runs) if entry.point.step_time_s is not None}
     return tuple(
-        _budget(valid[key], valid[reference])
-        for key, reference in references_of(valid).items()
-        if key.gpus > 1
+        _budget(entry, entry.reference)
+        for entry in grouped(runs)
+        if entry.reference is not None and entry.point.step_time_s is not None
     )
 
 

@@ -137,7 +137,7 @@ def judged(
         before=replace(comparison.before, files=before),
         after=replace(comparison.after, files=after),
     )
-    return view_of(comparison, results)
+    return view_of(comparison, sides.after)
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:

@@ -13,6 +13,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
+    Configuration,
     EntryKey,
     Environment,
     GpuDevice,
@@ -22,6 +23,7 @@ from gpuscale.records import (
     PointKey,
     Probe,
     Results,
+    Run,
     ScalingPoint,
     Statement,
 )
@@ -57,9 +59,11 @@ class Side:
     environments: Sequence[Environment]
     """All environments: one for each results file, or for each allocation of a baseline."""
     by_allocation: Mapping[str, Environment]
-    written_at: str | None
-    """Creation time of the first file (ISO 8601); reports use its UTC offset. None if unknown."""
+    written_at: Sequence[str]
+    """Creation times of the files (ISO 8601); reports use the UTC offset of the first."""
     probes: Sequence[Probe] = ()
+    injections: tuple[str, ...] = ()
+    """Faults injected into the runs on purpose."""
 
     @cached_property
     def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
@@ -70,6 +74,16 @@ class Side:
     def by_point(self) -> Mapping[PointKey, Entry]:
         """Entries with at least one valid run."""
         return {entry.key: entry for entry in self.entries if entry.logs}
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, valid and failed."""
+        return [run for entry in self.entries for _, run in entry.placed]
+
+    def runs_of(self, row: EntryKey, configuration: Configuration | None) -> list[Run]:
+        """Return the runs of a row that have this configuration, valid and failed."""
+        found = [e for e in self.by_row.get(row, ()) if e.key.configuration == configuration]
+        return [run for entry in found for _, run in entry.placed]
 
     @property
     def nodes(self) -> list[NodeEvidence]:
@@ -93,7 +107,7 @@ class Side:
         ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
         found = {name: where for name in ordered if (where := self.by_allocation.get(name))}
         known = [*found.values()]
-        written_at = self.written_at
+        written_at = next(iter(self.written_at), None)
         zone = None if written_at is None else datetime.fromisoformat(written_at).tzinfo
         times = [
             datetime.fromtimestamp(start, zone).isoformat(timespec="seconds")
@@ -145,7 +159,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
         entries=grouped(baseline.runs, allocations),
         environments=[*baseline.environments.values()],
         by_allocation=baseline.environments,
-        written_at=baseline.recorded_at,
+        written_at=[*filter(None, [baseline.recorded_at])],
         probes=baseline.probes,
     )
 
@@ -158,8 +172,9 @@ def side_of_results(results: Sequence[Results]) -> Side:
         entries=grouped([run for _, run in placed], allocations),
         environments=[result.environment for result in results],
         by_allocation={result.allocation_of(run): result.environment for result, run in placed},
-        written_at=results[0].created_at if results else None,
+        written_at=[result.created_at for result in results],
         probes=[probe for result in results for probe in result.probes],
+        injections=tuple(dict.fromkeys(each for r in results for each in r.injections)),
     )
 
 

@@ -132,7 +132,7 @@ def verdict_lines(
         after=replace(comparison.after, files=after),
     )
     screen = replace(Screen.of(sys.stdout), colour=colour)
-    view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
+    view = replace(view_of(comparison, judged.sides.after), exit_code=exit_code, screen=screen)
     yield from text(view).splitlines()
 
 

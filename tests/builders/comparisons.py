@@ -6,6 +6,7 @@ from typing import Any
 from changing import replace
 
 from builders import CNN, measured
+from gpuscale.judge.sides import side_of_results
 from gpuscale.records import (
     METRICS_BY_NAME,
     Comparison,
@@ -18,6 +19,7 @@ from gpuscale.records import (
     MetricVerdict,
     Origin,
     QuantityName,
+    Results,
     Scaling,
     Statement,
     Verdict,
@@ -174,7 +176,12 @@ def of_each_verdict() -> Comparison:
 def view(shown: Comparison, *injections: str) -> View:
     """The comparison as reports get it, of two runs on 1 and on 4 GPUs of 10 s each."""
     made = replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), injections=injections)
-    return view_of(shown, [made])
+    return viewed(shown, made)
+
+
+def viewed(shown: Comparison, *made: Results) -> View:
+    """The comparison as reports get it, of these results."""
+    return view_of(shown, side_of_results(made))
 
 
 def headline(shown: Comparison) -> dict[str, str]:

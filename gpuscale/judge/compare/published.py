@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.analysis.estimates import Difference, Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
-from gpuscale.analysis.scaling import Entry, log_speedup, references_of
+from gpuscale.analysis.scaling import Entry
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement
 from gpuscale.judge.sides import Sides
@@ -93,22 +93,19 @@ def _speedup_ratio(
     published = sides.published[figure.key].speedup
     if figure.gpus == 1 or published is None:
         return None
-    measured = sides.after.by_point
-    reference = references_of(measured).get(entry.key)
-    if reference is None:
+    if (reference := entry.reference) is None:
         return Statement.of("not_on_1_gpu", names=["results"])
     one = sides.published[figure.key._replace(gpus=1)].figure
     assert one is not None, "a published speedup is over a published figure"
-    before, now = one.batch_per_gpu, reference.batch_per_gpu
+    before, now = one.batch_per_gpu, reference.key.batch_per_gpu
     if before != now:
         return Statement.of("other_batch_on_1_gpu", before=before, now=now)
     nights = {at: value / one.nights[at] for at, value in figure.nights.items() if at in one.nights}
-    samples, batches = [entry.sample, measured[reference].sample], reference.global_batch
-    speedup = log_speedup(samples[0], entry.key.global_batch, samples[1], batches)
+    speedup = entry.log_speedup_over(reference) - math.log(published.value)
     margin = sides.baseline.tolerances.published_margin
     return _Ratio(
         quantity=QuantityName.EFFICIENCY,
-        measured=_log_ratio(speedup - math.log(published.value), samples, nights),
+        measured=_log_ratio(speedup, [entry.sample, reference.sample], nights),
         tolerance=margin(figure.key, SPEEDUP, nodes=figure.nodes),
     )
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
-from gpuscale.records import CauseKind, Comparison, Finding, Results, Verdict
+from gpuscale.judge.sides import Side
+from gpuscale.records import CauseKind, Comparison, Finding, Verdict
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import headline_of, is_headlined
 from gpuscale.reports.comparison.next_step import next_step
@@ -46,7 +47,8 @@ class View:
     """Everything that report formats show of a comparison."""
 
     comparison: Comparison
-    results: Sequence[Results]
+    measured: Side
+    """The runs that were judged."""
     headline: tuple[tuple[str, str], ...]
     """Lines of the headline, each as (label, text); lines without a text are omitted.
 
@@ -76,26 +78,25 @@ class View:
     screen: Screen
 
 
-def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
+def view_of(comparison: Comparison, measured: Side) -> View:
     """Create the view of a comparison, formatted for a file or log rather than a terminal."""
-    rows = rows_of(comparison.entries, results)
+    rows = rows_of(comparison.entries, measured)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
-    injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
-    advice = next_step(comparison, ranked, is_injected=bool(injections)) if ranked else ""
+    advice = next_step(comparison, ranked, is_injected=bool(measured.injections)) if ranked else ""
     headline += (("next", advice),) if advice else ()
     explained = _explanations(ranked, advice)
     return View(
         comparison=comparison,
-        results=results,
+        measured=measured,
         headline=headline,
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
-        injections=injections,
-        warning=phrases.injection_warning(injections),
+        injections=measured.injections,
+        warning=phrases.injection_warning(measured.injections),
         notes=tuple(text for text, elsewhere in said.items() if not elsewhere),
         all_notes=tuple(said),
         summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)

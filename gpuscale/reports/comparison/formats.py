@@ -9,7 +9,6 @@ from operator import attrgetter
 
 import msgspec
 
-from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import (
     METRICS_BY_NAME,
     Configuration,
@@ -189,7 +188,7 @@ def _gauge_lines(view: View) -> Iterator[str]:
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
     points = []
-    for point in scaling_points([run for result in view.results for run in result.runs]):
+    for point in (entry.point for entry in view.measured.entries):
         shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
         labels = {**cluster, **_fields(point.configuration), **point.key._asdict()}
         labels |= {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
@@ -223,11 +222,11 @@ def _gauge_lines(view: View) -> Iterator[str]:
     yield from family("verdict", "", "1 for the verdict on the row, 0 for all others", verdicts)
     exit_code = [(cluster, float(view.exit_code))]
     yield from family("exit_code", "", "Exit code of gpuscale compare", exit_code)
-    times_s = [datetime.fromisoformat(result.created_at).timestamp() for result in view.results]
-    times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
+    times_s = [datetime.fromisoformat(time).timestamp() for time in view.measured.written_at]
+    times_s += [run.started_at_s or 0.0 for run in view.measured.runs]
     newest = [(cluster, max(times_s))]
     yield from family("measured_timestamp", "seconds", "Unix time of the last run", newest)
-    environment = view.results[-1].environment
+    environment = view.measured.environments[-1]
     facts = {
         **cluster,
         "baseline": comparison.baseline_name,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent, rough_percent
+from gpuscale.judge.sides import Side
 from gpuscale.records import (
     Cause,
     CauseKind,
@@ -17,7 +18,6 @@ from gpuscale.records import (
     MetricSpec,
     MetricVerdict,
     QuantityName,
-    Results,
     Run,
     Statement,
     Tolerances,
@@ -102,13 +102,11 @@ def device_of(entries: Iterable[EntryVerdict]) -> str:
     return next((entry.device for entry in entries if entry.device), "")
 
 
-def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
-    """Return a row for each entry, in the same order, with run durations taken from the results."""
-    made = (run for result in results for run in result.runs)
-    runs: dict[object, list[Run]] = by_key(((run.key, run.configuration), run) for run in made)
+def rows_of(entries: Sequence[EntryVerdict], measured: Side) -> list[Row]:
+    """Return a row for each entry, in the same order, with the durations of its measured runs."""
     columns = {**level_columns(each.configuration for each in entries), "E": EFFICIENCY}
     return [
-        _row(entry, name, runs.get((entry.key, entry.configuration), ()), columns)
+        _row(entry, name, measured.runs_of(entry.key, entry.configuration), columns)
         for entry, name in zip(entries, _names(entries), strict=True)
     ]
 

@@ -218,9 +218,9 @@ def junit(view: View) -> str:
         problem = SubElement(cases[0], "error", type="nothing comparable", message=view.outcome)
         problem.text = "\n".join((view.outcome, *view.notes))
     name = f"gpuscale compare {view.comparison.baseline_name}"
-    newest = max(datetime.fromisoformat(result.created_at) for result in view.results)
-    hosts = dict.fromkeys(result.environment.host or "" for result in view.results)
-    wall_s = sum(run.wall_s or 0.0 for result in view.results for run in result.runs)
+    newest = max(map(datetime.fromisoformat, view.measured.written_at))
+    hosts = dict.fromkeys(where.host or "" for where in view.measured.environments)
+    wall_s = sum(run.wall_s or 0.0 for run in view.measured.runs)
     report = Element("testsuites")
     suite = SubElement(
         report,
