@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from builders import CNN, environment, measured
-from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view
+from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view, viewed
 from changing import replace
 
 from gpuscale.judge.compare import compare
@@ -332,7 +332,30 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     )
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
     for rows in ((uneven,), (soon, replace(uneven, change=lower))):
-        assert "--run-seconds" in headline(comparison(*rows))["next"]
+        step = "measure both sides in longer runs: pytest … --run-seconds 12 --runs 6"
+        assert headline(comparison(*rows))["next"] == step
+
+
+@pytest.mark.parametrize(
+    ("times_s", "windows", "command", "is_asked"),
+    [
+        ((0.1, 0.1), 40, None, True),
+        ((0.1, 0.1), 60, None, False),
+        ((0.1, 0.2), 10, None, False),
+        ((0.1, 0.1), 10, "train.py {gpus}", False),
+    ],
+)
+def test_longer_runs_are_not_asked_for_again_or_where_runs_differ_from_start_to_start(
+    times_s: tuple[float, float], windows: int, command: str | None, is_asked: bool
+) -> None:
+    configuration = replace(CNN, command=command)
+    made = measured({4: times_s}, configuration=configuration)
+    runs = tuple(replace(run, windows=run.windows * windows) for run in made.runs)
+    uneven = noisy("runs_differ", deviation=0.2)
+    judged = comparison(replace(uneven, configuration=configuration))
+    step = dict(viewed(judged, replace(made, runs=runs)).headline)["next"]
+    assert ("--run-seconds 16 --runs 6" in step) is is_asked
+    assert ("at a quieter time" in step) is not is_asked
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:

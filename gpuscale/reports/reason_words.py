@@ -33,7 +33,6 @@ from gpuscale.reports.phrases import (
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
 ONCE_IDLE = "measure again once the host is idle"
-LONGER = "make runs several times longer (--run-seconds) on both sides"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} changed by {change}"
@@ -141,15 +140,15 @@ WORDS: Mapping[str, Words] = {
     ),
     "runs_differ": Words(
         "further runs like these would probably not settle it, since those{on_1} differ "
-        "by {deviation} from one to the next: find what disturbs them, or make them longer",
-        remedy=f"run 'gpuscale doctor'; if nothing else runs on the host, {LONGER}",
+        "by {deviation} from one to the next: find what disturbs them",
+        remedy="run 'gpuscale doctor'; if nothing else runs on the host, {longer}",
     ),
     "baseline_runs_differ": Words(
         f"{_BASELINE_DIFFERS}: {{of_both}} on both sides probably would, if nothing changed",
         needs_baseline=True,
     ),
     "both_sides_differ": Words(
-        f"{_BASELINE_DIFFERS}: even {{runs}} on both sides might not; longer ones may",
+        f"{_BASELINE_DIFFERS}: even {{runs}} on both sides might not",
         needs_baseline=True,
     ),
     "nights_differ": Words(

@@ -9,7 +9,7 @@ from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
-from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts_of
+from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
@@ -29,6 +29,8 @@ _EARLIER = {
     "nights": "an earlier night has",
 }
 """Whose number of runs a row should reach, keyed by kind of baseline."""
+_FEWEST_LONGER = 6
+"""Smallest advised number of longer runs."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -74,7 +76,8 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     if not step:
         chosen = (worst, *rows) if weight else (worst,)
         remedies = (words.remedy for row in chosen for words in _words(row))
-        step = next(filter(None, remedies), "").format(maker=maker)
+        longer = _longer(comparison, worst, rows)
+        step = next(filter(None, remedies), "").format(maker=maker, longer=longer)
     return step or (_more_now(comparison, rows, maker) if weight else "")
 
 
@@ -104,6 +107,17 @@ def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
                 (before, f"as many runs as {_EARLIER[kind]}"), (2 * made, "twice as many runs")
             )
     return (made + more, f"about {phrases.counted(more, 'more run')}") if more else None
+
+
+def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
+    """Return how to make runs longer or, if that would hardly help, what may."""
+    what = "each night" if comparison.baseline_kind == "nights" else "both sides"
+    configuration = worst.entry.configuration
+    if seconds := max(row.longer_s for row in rows if row.entry.configuration == configuration):
+        runs = max(_FEWEST_LONGER, comparison.after.most_runs or 0)
+        return f"measure {what} in longer runs: pytest … --run-seconds {seconds} --runs {runs}"
+    where = "at a quieter time or on another host"
+    return f"measure {what} {where}, or loosen the row's limits (docs/baselines.md)"
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -164,7 +178,7 @@ def _more_before(
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))
     if kind != "nights":
         if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
-            return f"{LONGER}, or loosen the row's limits (docs/baselines.md)"
+            return _longer(comparison, worst, rows)
         if not is_injected and (more_now := _more_now(comparison, rows, maker)):
             return more_now
     if kind == "baseline" and (is_injected or is_changed):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.judge.sides import Side
@@ -95,6 +96,8 @@ class Row:
     """Total seconds that the row's current runs took, including start-up and failed runs."""
     valid_runs: int
     """Number of valid runs in the current results."""
+    longer_s: int
+    """Seconds (`--run-seconds`) with which runs may vary less; 0 if none are known."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
@@ -149,6 +152,7 @@ def _row(
         ),
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
+        longer_s=longer_run_s(runs),
     )
 
 
