@@ -139,10 +139,10 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     before = baseline({1: [0.3, 0.33, 0.28, 0.31], 2: [0.474, 0.476, 0.48, 0.477]})
     now = [measured({1: [0.3, 0.3, 0.3, 0.301], 2: [0.474, 0.476, 0.48, 0.478]})]
     one, two = viewed(compare(before, now), *now).rows
-    assert "those of the baseline on 1 GPU differ by 7.1 %" in two.reason
+    assert "those of the baseline on 1 GPU, the reference of E, differ by 7.1 %" in two.reason
     assert two.moved.line.startswith("E ")
     assert two.short_reason.startswith("a loss of 6.")
-    assert "on 1 GPU differ" not in one.reason
+    assert "reference of E" not in one.reason
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,11 @@ def parts_of(reason: Statement) -> Iterator[Statement]:
         part = part.facts.get("otherwise")
 
 
+def is_of_reference(entry: EntryVerdict) -> bool:
+    """True if the reason names runs on 1 device, to which the row on several is compared."""
+    return any("on_1" in part.facts for part in parts_of(entry.reason))
+
+
 def metric_reason(metric: MetricVerdict) -> str:
     """Return the reason for a metric's verdict, as part of a sentence."""
     spec, change, bound = metric.metric, metric.change, metric.loss_bound
@@ -406,7 +411,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
-    texts["on_1"] = f" on 1 {texts['device']}" if "on_1" in texts else ""
+    texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}
         texts["rate"] = rate_word(entry.configuration)

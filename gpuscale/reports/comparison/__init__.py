@@ -20,7 +20,7 @@ from gpuscale.reports.comparison.rows import (
     sharing,
     subject_of,
 )
-from gpuscale.reports.reason_words import parts_of, statement_text
+from gpuscale.reports.reason_words import is_of_reference, parts_of, statement_text
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -110,9 +110,9 @@ def view_of(comparison: Comparison, measured: Side) -> View:
 def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
-    Rows with the same finding, causes and lost metrics share an explanation, with the numbers
-    of the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
-    the headline has `advice`, the first explanation has none; no next step is given twice.
+    Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
+    the row with the most devices whose own runs it names. Why a cause is unknown is omitted if the
+    headline says it. If that has `advice`, the first explanation has none; none is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     first = [row.entry.causes[0] for row in sharing(rows)[:1]]
@@ -122,7 +122,7 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     said = {advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
-        shown = max(group, key=lambda row: row.entry.key.gpus)
+        shown = max(group, key=lambda row: (not is_of_reference(row.entry), row.entry.key.gpus))
         causes = []
         for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (advice and not number)
