@@ -108,11 +108,16 @@ def test_a_baseline_shows_the_limits_that_a_site_has_set() -> None:
     assert line in shown_text(replace(usual, tolerances=own))
 
 
+UNEVEN = [0.0832 * 1.23 ** (place / 11) for place in range(12)]
+
+
 @pytest.mark.parametrize(
     ("times_s", "named"),
     [
         ((0.1, 0.101, 0.14), "run 3 {} stands out: 140 ms, the others 100 ms to 101 ms"),
         ((0.1, 0.08, 0.1), "run 2 {} stands out: 80.0 ms, the others 100 ms"),
+        ((*UNEVEN, 0.131), "run 13 {} stands out: 131 ms, the others 83.2 ms to 102 ms"),
+        ((*UNEVEN, 0.12), ""),
         ((0.1, 0.101, 0.105), ""),
         ((0.1, 0.12, 0.14), ""),
         ((0.1, 0.1, 0.14, 0.14), ""),

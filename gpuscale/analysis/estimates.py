@@ -6,7 +6,7 @@ A difference of logarithms is a relative change.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -276,11 +276,33 @@ def are_few(outlying: Sized, values: Sized) -> bool:
 
 def odd_one(values: Sequence[float]) -> int | None:
     """Return the index of the one value far from all others, which agree; None if there is none."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    for odd, others in ((order[:1], order[1:]), (order[-1:], order[:-1])):
-        if len(others) > 1:
-            low, high = values[others[0]], values[others[-1]]
-            apart = max(low - values[odd[0]], values[odd[0]] - high)
-            if apart > max(_ODD_FAR, _ODD_RANGES * (high - low)):
-                return odd[0]
+    for odd, others, apart in _far_ends(values):
+        if apart > _ODD_RANGES * (others[-1] - others[0]):
+            return odd
     return None
+
+
+def odd_run(logs: Sequence[float]) -> int | None:
+    """Return the index of the one run far from all others; None if there is none.
+
+    Of six normal runs or more, one is far if Grubbs' test finds it in fewer than 1% of such rows.
+    """
+    if len(logs) < _ENOUGH_TO_EXCLUDE:
+        return odd_one(logs)
+    for odd, others, _ in _far_ends(logs):
+        error = max(statistics.stdev(others), _EXACT) * math.sqrt(1 + 1 / len(others))
+        ratio = abs(logs[odd] - statistics.fmean(others)) / error
+        if t_probability(-ratio, len(others) - 1) < SIGNIFICANCE / (2 * len(logs)):
+            return odd
+    return None
+
+
+def _far_ends(values: Sequence[float]) -> Iterator[tuple[int, list[float], float]]:
+    """Yield each end of the sorted values if far: its index, the other values, the distance."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    for odd, rest in ((order[:1], order[1:]), (order[-1:], order[:-1])):
+        others = [values[i] for i in rest]
+        if len(others) > 1:
+            apart = max(others[0] - values[odd[0]], values[odd[0]] - others[-1])
+            if apart > _ODD_FAR:
+                yield odd[0], others, apart

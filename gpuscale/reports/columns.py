@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from gpuscale.analysis.estimates import odd_one
+from gpuscale.analysis.estimates import odd_run
 from gpuscale.analysis.scaling import level_at
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant
@@ -128,7 +128,7 @@ def odd_run_text(runs: Iterable[Run]) -> str:
     start if another run had other hosts.
     """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
-    place = odd_one([run.log_cost for run in by_cost])
+    place = odd_run([run.log_cost for run in by_cost])
     if place is None:
         return ""
     odd = by_cost.pop(place)
