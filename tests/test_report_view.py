@@ -40,6 +40,13 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
     assert subjects(*missing, entry(Verdict.OK, gpus=8)) == []
 
 
+def test_a_row_without_the_rank_of_an_injected_fault_is_named() -> None:
+    for alone, said in ((Verdict.OK, "; on 1 GPU there is no rank 1"), (Verdict.MISSING, "")):
+        rows = comparison(entry(alone, gpus=1), entry(Verdict.REGRESSED, gpus=4))
+        warning = view(rows, "slow-rank=1:1.5", "data=5ms").warning
+        assert warning == f"INJECTED slow-rank=1:1.5, data=5ms: not a real result{said}"
+
+
 def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None:
     open_rows = [entry(Verdict.INCONCLUSIVE, gpus=gpus) for gpus in (1, 2, 4)]
     said = "more runs would probably settle it"

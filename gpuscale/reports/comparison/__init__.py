@@ -85,6 +85,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
+    counts = {entry.key.gpus for entry in comparison.entries if entry.verdict.is_judged}
     advice = next_step(comparison, ranked, is_injected=bool(measured.injections)) if ranked else ""
     headline += (("next", advice),) if advice else ()
     explained = _explanations(ranked, advice)
@@ -96,7 +97,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
         injections=measured.injections,
-        warning=phrases.injection_warning(measured.injections),
+        warning=phrases.injection_warning(measured.injections, device, counts),
         notes=tuple(text for text, elsewhere in said.items() if not elsewhere),
         all_notes=tuple(said),
         summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)

@@ -246,6 +246,7 @@ def report_html(subject: Subject) -> str:
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
+    warning = phrases.injection_warning([*injections]) if view is None else view.warning
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
     tone: Tone = "" if view is None else TONES.get(view.comparison.exit_code, "doubt")
     if view is None and (of_nights := verdict_of_nights(subject)):
@@ -259,7 +260,7 @@ def report_html(subject: Subject) -> str:
         made,
         title=f"{word}: {place}",
         place=f"Scaling on {place}",
-        warning=phrases.injection_warning([*injections]),
+        warning=warning,
         word=word,
         first=first,
         facts=facts,
