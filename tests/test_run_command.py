@@ -117,8 +117,11 @@ TWO_BATCHES = ("--batch", "8", "--samples-per-step", "8")
         (["--gpus", "1", "--batch", "8,16", "--", PYTHON], "write {batch} where"),
         (["--gpus", "1", "--", *RANKS_OF_TORCH, MISTYPED], "gpu_chek.py (did you mean 'gpu_check"),
         # The same on each number of GPUs.
-        (["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"], "write {gpus} where"),
-        (["--gpus", "1,2", "--device", "cpu", "--", PYTHON], "different numbers of CPU ranks"),
+        (
+            ["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"],
+            "of ranks; write {gpus}",
+        ),
+        (["--gpus", "1,2", "--device", "cpu", "--", PYTHON], "different numbers of ranks"),
         (["--gpus", "1", "--name", "x" * 300, "--", PYTHON], "1 to 200 characters"),
         (["--gpus", "1", "--log-format", "tqmd", "--", PYTHON], "did you mean 'tqdm'?); choose "),
         (["--gpus", "1", "--step-regex", "x", "--", PYTHON], "no group named step"),

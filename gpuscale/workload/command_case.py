@@ -161,10 +161,9 @@ def validate_scaling(
         words = filled(case.words(), {**dict.fromkeys(PLACEHOLDERS), **sizes})
         different.add((takes_all and here, *words))
     if len(different) < len(numbers):
-        kind = "GPUs" if on_gpu else "CPU ranks"
         raise CaseError(
-            f"{escaped(case.name())}: the command would do the same on different numbers of {kind}"
-            f"; write {{{name}}} where it takes that number, such as torchrun --nproc-per-node "
+            f"{escaped(case.name())}: the command would do the same on different numbers of ranks; "
+            f"write {{{name}}} where it takes that number, such as torchrun --nproc-per-node "
             f"{{{name}}}, or let --launch per-rank start a script once for each"
         )
 
