@@ -252,9 +252,9 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the nights to compare `night` with: up to 15 before it, since the row's last step.
+    """Return the nights to compare `night` with: up to 15 earlier ones, on the row's last level.
 
-    The latest ones are omitted if they may already be slower.
+    The latest of these are omitted if they may already be slower than that level.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)

@@ -109,7 +109,7 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """Return the samples of both sides of a comparison by row: the baseline's, then the current.
+    """Return the samples of both sides of a comparison by row: the baseline's, then the others.
 
     Each variance is shrunk towards that of all other samples, or of the same row on the other side
     if that is larger. If a row's own runs rule out the variance of the other rows, only the row's
@@ -248,10 +248,10 @@ def _median_unbiased(sample: Sample) -> float | None:
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     """Return the variance that moderated samples add to a difference; None if any is unknown.
 
-    Each sample comes with a factor, 1 / `count` if the sample's mean enters the difference. The
+    Each sample comes with a factor: 1 / `sample.count` if its mean enters the difference. The
     priors come from nearly the same runs, so they count as one contribution: as independent ones,
-    they would add degrees of freedom that were not measured. `df` is at least as large as without
-    priors, since noise of other rows already raises the variance.
+    they would add degrees of freedom that were not measured. Priors never reduce `df`, since the
+    noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

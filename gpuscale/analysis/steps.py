@@ -169,8 +169,8 @@ def _phases_s(step: Step) -> Mapping[str, float | None]:
 class EfficiencyBudget:
     """The efficiency that a configuration loses on n GPUs, divided into parts (fractions of T(n)).
 
-    E(n) is the ideal step time over T(n), which exceeds it by the parts and the rest. A negative
-    part is a gain, such as a shorter wait for data on more ranks.
+    T(n) is the measured step time, and E(n) the ideal step time divided by T(n). The parts and the
+    rest add up to 1 − E(n). A negative part is a gain, such as a shorter wait for data.
     """
 
     key: EntryKey
@@ -179,12 +179,12 @@ class EfficiencyBudget:
     parts: Mapping[str, float]
     """Measured parts by name, as fractions of T(n).
 
-    `communication` is exposed, minus the time that a single rank needs to handle its gradients.
-    `data` is the time spent waiting for and copying batches beyond that of an ideal step. `skew` is
-    the lag of the slowest rank. A pipeline, whose stages do different work, has means over all
-    stages: `data`, `micro-batching` (the cost of dividing a batch, as measured on one GPU),
-    `bubble` (the wait of the slowest stage), `imbalance` (how much longer it takes than the mean
-    stage) and `optimizer` (beyond that of an ideal step)."""
+    `communication` is exposed communication, without the time that a single rank needs to handle
+    its gradients. `data` is the time spent waiting for and copying batches beyond that of an ideal
+    step. `skew` is the lag of the slowest rank. The stages of a pipeline do different work, so it
+    has `micro-batching` (the cost of dividing a batch, as measured on one GPU), `bubble` (the wait
+    of the slowest stage), `imbalance` (how much longer that stage takes than the mean stage), and
+    the means over all stages of `data` and `optimizer`, beyond those of an ideal step."""
     rest: float
     """Lost efficiency that the measured parts do not account for."""
     absent: tuple[str, ...] = ()

@@ -228,7 +228,7 @@ def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
 
 
 def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[SmallestLoss]:
-    """Return the smallest loss of each entry that a night with `sizes` runs of it would detect.
+    """Return, for each entry, the smallest loss that a night with `sizes` runs would detect.
 
     It is the median over the baseline's last nights, each cut into nights of this size and judged
     as new ones would be. The largest loss comes first.

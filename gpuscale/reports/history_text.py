@@ -223,7 +223,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the gravest verdict, and a text with all; None if all rows have too few nights."""
+    """Return the worst verdict, and all as text; None if every row has too few nights."""
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate_word(history)
     if all(row.nights_missing for row in rows):
@@ -289,7 +289,7 @@ def _rate_word(history: History) -> str:
 
 
 def _row_names(history: History) -> dict[PointKey, str]:
-    """Return a name for each row, which differs from those of all others."""
+    """Return a unique name for each row."""
     points = [row.point for row in history.rows]
     cases = phrases.set_apart([point.configuration for point in points])
     return {each: phrases.row_text(cases, each.configuration, each.gpus) for each in points}

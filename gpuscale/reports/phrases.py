@@ -171,7 +171,7 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
 
 
 def span_text(began: datetime, last: datetime) -> str:
-    """Return the time between two moments: `2026-11-20 02:10 to 02:31`."""
+    """Format a range of time: `2026-11-20 02:10 to 02:31`."""
     ends = format_range([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
     return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
 

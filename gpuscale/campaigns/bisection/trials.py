@@ -75,9 +75,9 @@ class TrialLimits:
     """Limits for the slowdown of an environment, as differences in log step time."""
 
     slower: float
-    """An environment is slower if its slowdown is significantly larger than this."""
+    """An environment is slower if its slowdown is significantly above this."""
     like: float
-    """An environment is not slower if its slowdown is significantly smaller than this."""
+    """An environment is as fast as its predecessor if its slowdown is significantly below this."""
 
 
 @dataclass(slots=True, kw_only=True)

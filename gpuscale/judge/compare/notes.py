@@ -159,7 +159,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
-    """Return the facts on allocations that are far apart from others; empty if there are none."""
+    """Return facts about the allocations whose step times differ most; empty if none stands out."""
     far = [
         (abs(apart), apart, name, entry.point.key)
         for entry, apart_by_name in found

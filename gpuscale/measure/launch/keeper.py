@@ -35,7 +35,7 @@ _LONGEST_SOCKET_FOLDER = 90
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITH_EVIDENCE = ("rank", "command")
 _STACKS_S = 10.0
-"""Seconds to wait for stack traces after a timeout; ranks' timers start after the launcher's."""
+"""Seconds to wait for stacks after a timeout, since ranks' timers start after the launcher's."""
 
 
 class Keeper:

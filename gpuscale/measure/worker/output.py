@@ -213,7 +213,10 @@ class _Kind:
 
     @property
     def counter(self) -> str:
-        """A pattern for the number that rose most often, after a step word if any; '' if none."""
+        """Regular expression for the number that rose most often; empty if no number rose.
+
+        A number after a word such as `step` takes precedence.
+        """
         named = {found.end() - 1 for found in _COUNTER.finditer(self.latest)}
         starts = [number.start() for number in _WHOLE.finditer(self.latest)]
         risen = [(at in named, self.rises[n], -at) for n, at in enumerate(starts) if self.rises[n]]

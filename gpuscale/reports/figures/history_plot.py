@@ -167,7 +167,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the ends of the y axis, which cut long intervals of many nights to set these apart."""
+    """Return the limits of the y axis; among many nights, long intervals are cut off at them."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
     is_few = len(nights) <= FEWEST_NIGHTS
     longest = highest if is_few else highest - lowest + _LEAST_ROOM * highest

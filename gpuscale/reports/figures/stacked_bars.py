@@ -31,7 +31,7 @@ _BAR_HEIGHT = 0.36
 _LEAST_LABELLED = 0.09
 """Smallest part with room for its number, as a share of the longest bar."""
 _NONE = "0 %"
-"""A share too small for a label and the legend."""
+"""Text of a share that is too small for a label or an entry of the legend."""
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
 _FILLS = {
     **dict.fromkeys(("communication", "bubble"), "#d55e00"),

@@ -84,7 +84,7 @@ class TableRow(NamedTuple):
 
     @property
     def machine(self) -> str | None:
-        """The machine of the row; None if the table has no column of machines."""
+        """The machine of the row; None if the table has no machine column."""
         return self.texts.get("cluster")
 
 

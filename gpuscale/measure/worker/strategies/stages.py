@@ -85,7 +85,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return where each part starts, such that the costliest part costs as little as possible."""
+    """Return the start of each part, chosen so that the costliest part is as cheap as possible."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
