@@ -148,7 +148,7 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 def _searched(
     runner: TrialRunner, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search in at most `most` trials (None: a default); return the result and the report's lines."""
+    """Search in at most `most` trials (None: a default); return the result and report lines."""
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""

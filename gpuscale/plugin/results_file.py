@@ -126,7 +126,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the batch size and metrics that its command printed in earlier runs."""
+    """Return the request with the batch size and metrics that its command printed before."""
     command, asked = request.command, request.configuration
     alike = [run for run in runs if run.is_valid and run.gpus == request.gpus]
     if command is not None and command.batch_from_output:

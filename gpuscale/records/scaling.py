@@ -103,7 +103,7 @@ class ScalingPoint(RowMixin, Scaling):
 
     @property
     def epoch_time_s(self) -> Estimate | None:
-        """Time of an epoch, with an interval scaled from the step time's; None if either is unknown."""
+        """Epoch time, with an interval scaled from the step time's; None if either is unknown."""
         if self.step_time_s is None or self.epoch_s is None:
             return None
         return self.step_time_s.scaled(self.epoch_s / self.step_time_s.value)
