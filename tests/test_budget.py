@@ -172,16 +172,13 @@ def test_printed_points_add_up_and_stay_within_a_point(
     parts = {"communication": communication, "data": data, "skew": skew}
     key, value = EntryKey("mnist_cnn", "ddp", 4), Estimate(value=1 - sum((*parts.values(), rest)))
     budget = EfficiencyBudget(key=key, configuration=CNN, efficiency=value, parts=parts, rest=rest)
-    left, right = budget_text(budget).removeprefix("E ").split(" = 1 ")
-    words = right.split()
-    printed = {
-        name: (1 if sign == "−" else -1) * round(float(value) * 100)
-        for sign, name, value in zip(words[::3], words[1::3], words[2::3], strict=True)
-    }
+    left, *terms = budget_text(budget).removeprefix("E ").replace(" = 1", "").split(" − ")
+    words = [term.replace("−", "-").split() for term in terms]
+    printed = {name: round(float(value) * 100) for name, value in words}
     assert 100 - sum(printed.values()) == round(float(left) * 100)
     for name, part in {**parts, "rest": rest}.items():
         assert abs(printed[name] - part * 100) <= 1 + 1e-6
-    # Pages and pictures have the same numbers.
+    # Pages and pictures have the same numbers and signs.
     assert sum(budget.hundredths.values()) == 100
     assert {name: budget.hundredths[name] for name in printed} == printed
 

@@ -102,9 +102,8 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 def budget_text(budget: EfficiencyBudget) -> str:
     """Format a budget with decimals that add up: `E 0.84 = 1 − communication 0.09 − …`."""
     efficiency, *lost = budget.hundredths.items()
-    terms = "".join(
-        f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}" for name, value in lost
-    )
+    shares = ((name, f"{value / 100:.2f}".replace("-", "−")) for name, value in lost)
+    terms = "".join(f" − {name} {share}" for name, share in shares)
     absent = ", ".join(budget.absent)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
     doubt = f" {phrases.OPEN}" if phrases.is_uncertain(budget.efficiency) else ""
