@@ -118,7 +118,7 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     parts = [rough_percent(part) for part in (0.997, 1.0, 11.0)]
     assert parts == ["99.7 %", "100 %", "over 1000 %"]
     found = (replace(entry(Verdict.OK), minimum_detectable_loss=loss) for loss in (0.7, 0.04, None))
-    said = "a loss of 4.0 % to more than half (by row) would be found in 19 of 20 nights"
+    said = "a loss of 4.0 % to more than half (by row) would be found 19 times in 20"
     assert losses_found(found) == said
 
 
