@@ -51,6 +51,7 @@ def test_a_killed_session_goes_on_where_it_was(killed: Path, resumed: Session) -
     assert "resuming night.jsonl: 2 runs so far" in resumed.output
     assert "its last line is cut short" in resumed.output
     assert re.findall(r"\[(\S+)\] PASSED", resumed.output) == ["ddp-1gpu-run2", "ddp-2gpus-run2"]
+    assert re.findall(r"PASSED .*\[ *(\d+)%\]", resumed.output) == ["50", "100"]
     assert "2 skipped: measured before, in night.jsonl" in resumed.output
     runs = read_results(killed / "night.jsonl").runs
     assert [(run.gpus, run.index) for run in runs] == [(1, 1), (2, 1), (1, 2), (2, 2)]
