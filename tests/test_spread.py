@@ -13,8 +13,9 @@ from collections.abc import Mapping
 import pytest
 from statements import known
 
-from gpuscale.analysis.estimates import Term, grouped_log_sample, outlying_allocations
+from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import RunSample, moderated_samples
+from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.judge.compare.spread import SideSample, gain_of, largest_spread
 
 Runs = Mapping[str, tuple[float, ...]]

@@ -5,7 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuscale.analysis.estimates import DEVIATION_OF_MEDIAN
+from gpuscale.analysis.outliers import DEVIATION_OF_MEDIAN
 from gpuscale.records.cause import NodeVisit
 
 EFFICIENCY = 0.82

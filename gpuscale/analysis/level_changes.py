@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuscale.analysis.estimates import Sample, are_few, log_sample, odd_one, usual_values
+from gpuscale.analysis.estimates import Sample, log_sample
+from gpuscale.analysis.outliers import are_few, odd_one, usual_values
 from gpuscale.analysis.probabilities import t_quantile
 
 Kind = Literal["step", "drift"]

@@ -12,9 +12,9 @@ from gpuscale.analysis.estimates import (
     Term,
     grouped_log_sample,
     log_sample,
-    usual_values,
     welch_term,
 )
+from gpuscale.analysis.outliers import usual_values
 from gpuscale.analysis.probabilities import chi_squared_median, normal_quantile
 from gpuscale.base.grouping import by_key
 

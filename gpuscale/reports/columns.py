@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from gpuscale.analysis.estimates import odd_run
+from gpuscale.analysis.outliers import odd_run
 from gpuscale.analysis.scaling import level_at
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import format_seconds, significant

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from gpuscale.analysis.estimates import far_apart
+from gpuscale.analysis.outliers import far_apart
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.sides import Sides

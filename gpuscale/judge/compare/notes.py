@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuscale.analysis.estimates import exponential, odd_one, outlying_allocations
+from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
+from gpuscale.analysis.outliers import odd_one, outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means

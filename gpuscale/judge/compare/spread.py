@@ -14,9 +14,9 @@ from gpuscale.analysis.estimates import (
     difference_of_levels,
     exponential,
     log_sample,
-    outlying_allocations,
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
+from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.judge.compare.matching import outlying_runs, usual_means
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Facts, Results, Statement
