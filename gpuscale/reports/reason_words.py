@@ -226,8 +226,8 @@ WORDS: Mapping[str, Words] = {
     "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        "for rows that do not pass the baseline has fewer than {enough} allocations (nights or "
-        "jobs), too few to show how much these differ: an assumed deviation widens the intervals"
+        "an assumed deviation between allocations (nights or jobs) widens the intervals of rows "
+        "that do not pass: the baseline has fewer than {enough}, too few to show it"
     ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
