@@ -51,9 +51,11 @@ golden: setup
 	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
 
 # Do the tests notice one changed operator or number of the committed code? All of it takes hours, so
-# `make mutants MUTANTS=statistics SHARE=0.1` draws some of one of the groups in tests/mutants.
+# `make mutants MUTANTS=statistics SHARE=0.1` draws some of one of the groups in tests/mutants, and
+# with SEED=2 others.
 MUTANTS ?= judging diagnose statistics measuring outcomes reading
 SHARE ?= 1
+SEED ?= 1
 mutants: $(MUTANTS:%=mutants-%)
 
 mutants-%: setup
@@ -63,7 +65,7 @@ mutants-%: setup
 	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
 	cosmic-ray init tests/mutants/$*.toml session.sqlite && \
 	cr-filter-operators session.sqlite tests/mutants/operators.toml && \
-	python tests/mutants/drawn.py session.sqlite $(SHARE) && \
+	python tests/mutants/drawn.py session.sqlite $(SHARE) $(SEED) && \
 	cosmic-ray exec tests/mutants/$*.toml session.sqlite && \
 	cr-report --surviving-only --show-diff session.sqlite && \
 	cr-rate --fail-over 10 session.sqlite

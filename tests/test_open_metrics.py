@@ -82,6 +82,16 @@ def test_a_metric_that_got_worse_regresses_and_a_better_one_improves(metric: Ope
         assert entry.verdict is verdict
 
 
+def test_a_metric_that_neither_side_has_on_1_gpu_is_judged_alone() -> None:
+    on_4, on_1 = {4: [10.0, 10.01, 9.99]}, {1: [4.0, 4.01, 3.99]}
+    for then, now, is_lacking in ((on_4, on_4, False), (on_4, on_1 | on_4, True)):
+        before, after = (results_with(IMAGES, values) for values in (then, now))
+        row = builders.row_on(4, compared(before, after))
+        assert (row.reason.code == "speedup_unknown") is is_lacking
+    steps = builders.measured({4: [0.1, 0.1003, 0.0998]})
+    assert builders.row_on(4, compared(steps, steps)).reason.code == "speedup_unknown"
+
+
 def test_a_metric_is_judged_exactly_as_a_step_time_of_the_same_runs_is() -> None:
     rng, verdicts = random.Random(1), set()
     for loss in [0.0, 0.03, 0.06] * 10:

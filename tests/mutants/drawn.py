@@ -1,6 +1,6 @@
-"""Leaves a part of a Cosmic Ray session's mutants, drawn by chance, and none that was filtered.
+"""Leaves some of a Cosmic Ray session's mutants, drawn from a seed, and none that was filtered.
 
-    python tests/mutants/drawn.py session.sqlite 0.2
+    python tests/mutants/drawn.py session.sqlite 0.2 1
 
 A filter only marks mutants as skipped, and cr-rate would count those as killed. Nor are those left
 that only change how many results a cache keeps, or turn the `*` of a signature into `/`: that lets
@@ -17,7 +17,7 @@ _TABLES = ("work_results", "mutation_specs", "work_items")
 
 def main() -> None:
     """Change the session's file."""
-    session, share = sys.argv[1], float(sys.argv[2])
+    session, share, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     with sqlite3.connect(session) as database:
         skipped = {job for (job,) in database.execute("SELECT job_id FROM work_results")}
         jobs = sorted(job for (job,) in database.execute("SELECT job_id FROM work_items"))
@@ -26,7 +26,7 @@ def main() -> None:
         )
         skipped |= {job for job, *place in places if _changes_nothing(*place)}
         made = [job for job in jobs if job not in skipped]
-        kept = {*random.Random(1).sample(made, round(share * len(made)))}
+        kept = {*random.Random(seed).sample(made, round(share * len(made)))}
         dropped = [(job,) for job in jobs if job not in kept]
         for table in _TABLES:
             database.executemany(f"DELETE FROM {table} WHERE job_id = ?", dropped)
