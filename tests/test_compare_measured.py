@@ -127,6 +127,9 @@ def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() ->
     for times_s, codes in (([0.02] * 3, {"unlikely_change"}), ([0.02, 0.2, 0.01], set[str]())):
         compared = compare(baseline({1: QUIET}), [measured({1: times_s})])
         assert {note.code for note in compared.notes} & {"unlikely_change"} == codes
+    twice = compare(baseline({1: [1.0] * 6}), [measured({1: [0.5] * 3})])
+    assert known(row_on(1, twice).change).value == 1.0
+    assert "unlikely_change" not in {note.code for note in twice.notes}
 
 
 def test_a_mean_that_few_noisy_runs_put_far_off_asks_for_more_of_them() -> None:

@@ -20,7 +20,7 @@ from command_line import gpuscale, refusal
 from statements import known
 
 from gpuscale.analysis.history import History, history_of
-from gpuscale.base.errors import FileError
+from gpuscale.base.errors import FileError, UsageError
 from gpuscale.cli.inputs import read_nights
 from gpuscale.judge.compare import compare, with_levels
 from gpuscale.judge.compare.earlier import earlier_nights
@@ -423,6 +423,10 @@ def test_a_night_whose_clock_was_wrong_has_no_night_before_it(tmp_path: Path) ->
     alone = gpuscale("compare", "--history", tmp_path, nights[6])
     assert alone.returncode == 2
     assert "; 11 nights began later: judge one of these" in alone.stderr.splitlines()[-1]
+    # Nor is one that began at the same moment before it.
+    first, second = one_run_a_night([0.1] * 2)
+    with pytest.raises(UsageError, match="; 1 night began later"):
+        earlier_nights([first], [moved(second, -1)])
 
 
 def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_sha
     assert 0.05 / 6 < 1 - rates.confidence < 0.05
     alone = SequentialPlan(fewest_runs=3, most_runs=3).rates()
     assert (alone.significance, alone.confidence) == (0.01, 0.95)
+    # A loss is only reported by the second of two looks, which may err as often as a comparison.
+    two = SequentialPlan(fewest_runs=3, most_runs=4).rates()
+    assert two.significance == 0.01
+    assert two.confidence > 0.95
 
 
 def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:

@@ -113,15 +113,15 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     same_ones = by_key((ones, keys) for keys, ones in ends if keys[0].gpus > 1)
     pairings = []
     for row, (keys, ones) in zip(rows, ends, strict=True):
+        (key, now_key), (before_1, after_1) = keys, ones
         # Other tools often put the number of GPUs in a test's name, so its rows have no T(1).
-        is_alone = row.key.gpus == 1 or not keys[0].configuration.has_speedup
-        is_alone |= keys[0].configuration.metric is not None and ones == (None, None)
+        is_alone = key.gpus == 1 or not key.configuration.has_speedup
+        is_alone |= key.configuration.metric is not None and ones == (None, None)
         why = None if is_alone else _why_without_speedup(*ones)
-        before_1, after_1 = ones
-        old, new, batches = [keys[0]], [keys[1]], None
+        old, new, batches = [key], [now_key], None
         if before_1 and after_1 and why is None and not is_alone:
-            old, new = [*old, before_1], [*new, after_1]
-            batches = keys[0].global_batch / before_1.global_batch
+            old, new = [key, before_1], [now_key, after_1]
+            batches = key.global_batch / before_1.global_batch
         pairings.append(
             Pairing(
                 row=row,
@@ -130,7 +130,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
                 without_speedup=why,
                 batches=batches,
                 other_ratios=[
-                    (_side_sample(then, keys[0], before_m), _side_sample(now, keys[1], after_m))
+                    (_side_sample(then, key, before_m), _side_sample(now, now_key, after_m))
                     for before_m, after_m in same_ones.get(ones, ())
                     if (before_m, after_m) != keys
                 ],
