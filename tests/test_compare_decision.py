@@ -181,6 +181,15 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
     assert reason.facts["failures"] == {"killed": 1, "unsteady": 2, "": 1}
 
 
+def test_a_failure_is_said_by_its_first_line_cut_to_160_characters_or_by_its_kind() -> None:
+    long, longer = "x" * 160, "x" * 161
+    said = {long: long, longer: f"{'x' * 159}…", "\n first\nsecond": "first", " ": "raised"}
+    for message, shown in said.items():
+        failed = replace(run(1, None), failure=Failure(kind="raised", message=message))
+        (row,) = compare(baseline({1: QUIET}), [results(failed)]).entries
+        assert row.reason.facts["failure"] == shown
+
+
 @pytest.mark.parametrize(
     ("four", "verdict"),
     [

@@ -145,7 +145,7 @@ def test_a_night_is_not_blamed_for_its_node_by_a_comparison_or_the_page(tmp_path
         (tmp_path / f"night-{day:02}.jsonl").write_text(results_text(night))
     answer = gpuscale("compare", "--history", tmp_path)
     text = " ".join(answer.stdout.split())
-    assert f"beware 2096-03-24 ran on {SLOW}, which is" in text
+    assert f"beware 2096-03-24 ran on {SLOW}, which is 4.8" in text
     assert "slower by itself" in text
     assert "next measure on other nodes (gpuscale submit --nodelist)" in text
     sections = (nights_section(Subject(results=nights, history=history_of(nights))),)

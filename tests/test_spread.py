@@ -58,7 +58,8 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
         assert after.variance == pytest.approx(0.05)
     # Its own two degrees of freedom and the five of the moderated variance.
     assert grown[0].sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
-    assert side(before).with_further_runs(0) == side(before)
+    assert side(before).with_further_runs(0) == side(before).with_at_least(4) == side(before)
+    assert side(before).with_at_least(9) == side(*grown[:1])
     # A single run deviates by what the others tell; where nothing does, by nothing known.
     (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).samples
     assert lone.variance == pytest.approx(0.07)

@@ -109,10 +109,10 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     )
     ones_before, ones_after = references_of(before), references_of(after)
     points = [row.points for row in rows]
-    ends = [(keys, (ones_before.get(keys[0]), ones_after.get(keys[1]))) for keys in points]
-    same_ones = by_key((ones, keys) for keys, ones in ends if keys[0].gpus > 1)
+    ends = [((ones_before.get(keys[0]), ones_after.get(keys[1])), keys) for keys in points]
+    same_ones = by_key(ends)
     pairings = []
-    for row, (keys, ones) in zip(rows, ends, strict=True):
+    for row, (ones, keys) in zip(rows, ends, strict=True):
         (key, now_key), (before_1, after_1) = keys, ones
         # Other tools often put the number of GPUs in a test's name, so its rows have no T(1).
         is_alone = key.gpus == 1 or not key.configuration.has_speedup
@@ -132,7 +132,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
                 other_ratios=[
                     (_side_sample(then, key, before_m), _side_sample(now, now_key, after_m))
                     for before_m, after_m in same_ones.get(ones, ())
-                    if (before_m, after_m) != keys
+                    if (before_m, after_m) not in (keys, ones)
                 ],
             )
         )
