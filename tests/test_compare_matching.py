@@ -76,6 +76,26 @@ def test_a_baseline_stands_for_the_results_of_its_jobs() -> None:
     assert told == {(dated.recorded_at, "1.2")}
 
 
+def _begun(job_id: str, *moments_s: float | None) -> Results:
+    made = measured({1: [0.1] * len(moments_s), 2: [None]}, job_id=job_id)
+    *valid, failed = made.runs
+    runs = (replace(run, started_at_s=at) for run, at in zip(valid, moments_s, strict=True))
+    return replace(made, runs=(*runs, replace(failed, started_at_s=0.0)))
+
+
+def test_a_side_says_where_and_when_its_valid_runs_were_made() -> None:
+    origin = compare(BASELINE, [_begun("b", 2e9 + 9, 2e9), _begun("a", None, 1e9)]).after
+    assert (origin.jobs, origin.hosts, origin.torch) == (("a", "b"), ("node1",), ("2.11",))
+    # Of each job the first run, in the zone of the file.
+    told = (origin.began_at, origin.last_at, origin.fewest_runs, origin.most_runs)
+    assert told == ("2001-09-09T01:46:40+00:00", "2033-05-18T03:33:20+00:00", 4, 4)
+    undated = _begun("a", None)
+    origin = compare(BASELINE, [undated]).after
+    assert origin.began_at == origin.last_at == undated.created_at
+    origin = compare(BASELINE, [_begun("a")]).after
+    assert (origin.began_at, origin.most_runs, origin.hosts) == (None, None, ("node1",))
+
+
 def test_a_baseline_without_entries_says_what_to_do() -> None:
     comparison = compare(replace(BASELINE, runs=()), [measured(NOW)])
     assert comparison.exit_code == 4
@@ -234,6 +254,12 @@ def test_models_are_compared_where_both_are_known() -> None:
     assert machine_mismatch(xeon, [cpu_environment("Xeon Gold 6138")]) is None
     mismatch = machine_mismatch(xeon, [cpu_environment("EPYC 7742")])
     assert mismatch == _other_machine("EPYC 7742", "Xeon  GOLD 6138")
+    # A system by its name, or else by its hardware.
+    gpus, booster = Hardware(device="cuda"), Hardware(device="cuda", system="booster")
+    mismatch = machine_mismatch(gpus, [replace(environment(), system="arc4")])
+    assert mismatch == _other_machine("arc4", "cuda")
+    mismatch = machine_mismatch(booster, [environment()])
+    assert mismatch == _other_machine("4× Tesla V100-SXM2-16GB", "booster")
 
 
 def test_what_gpuscale_cannot_measure_is_compared_with_its_like() -> None:

@@ -147,10 +147,34 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
     assert _last(baseline(0.85, 1.15, 1.0), slow).verdict is Verdict.INCONSISTENT
 
 
-def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
-    mixed = replace(CNN, precision="bf16")
-    others = (run(1, 0.05, configuration=mixed), run(2, 0.06, configuration=mixed))
-    now = results(*others, *_now(1.7).runs)
+def test_published_nights_that_slowed_all_gpus_alike_leave_the_speedup_narrow() -> None:
+    figures = (
+        replace(
+            figure(gpus, samples_per_s=rate),
+            nights={f"night {f}": rate * f for f in (0.85, 1.15, 0.9, 1.1)},
+        )
+        for gpus, rate in ((1, 1280), (2, 2400))
+    )
+    slow = measured({1: [0.1 * f for f in SHARP], 2: [0.1067 / 0.85 * f for f in SHARP]})
+    row = _last(published(*figures), slow)
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONSISTENT, "E(n)")
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "other"),
+    [
+        ("precision", "fp32", "bf16"),
+        ("channels_last", False, True),
+        ("compiled", False, True),
+        ("data", "real", "synthetic"),
+    ],
+)
+def test_the_plainest_of_several_configurations_is_held_against_a_publication(
+    name: str, plain: object, other: object
+) -> None:
+    usual, optimised = (replace(CNN, **{name: value}) for value in (plain, other))
+    others = (run(1, 0.05, configuration=optimised), run(2, 0.06, configuration=optimised))
+    now = results(*others, *(replace(run, configuration=usual) for run in _now(1.7).runs))
     comparison = compare(ARC4, [now])
     assert known(comparison.entries[1].current.speedup).value == pytest.approx(1.7, abs=0.01)
 
