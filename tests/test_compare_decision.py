@@ -167,6 +167,14 @@ def test_a_lost_speedup_is_a_loss_if_1_gpu_is_eight_times_less_likely_to_have_ma
         assert decide(row)[:2] == (lost if is_loss else (Verdict.INCONCLUSIVE, None))
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.6])
+def test_of_a_time_and_a_speedup_that_are_as_good_or_as_doubtful_the_speedup_is_named(
+    loss: float,
+) -> None:
+    row = Quantities(time=quantity(-loss, p=0.5), speedup=quantity(-loss, p=0.5))
+    assert decide(row).quantity is row.speedup
+
+
 SPREAD = (1, 1.005, 0.995, 1.002, 0.998, 1)
 THEN = {1: [0.1 * f for f in SPREAD], 4: [0.11 * f for f in SPREAD]}
 ONE = [0.1, 0.1001, 0.1002]

@@ -56,6 +56,11 @@ def test_results_of_which_one_row_failed_serve_the_other_rows_as_a_baseline() ->
     before = baseline_of_results([measured({1: THEN[1], 2: [None, None]})], name="monday")
     comparison = compare(before, [measured(NOW)])
     assert _verdicts(comparison) == {1: Verdict.OK, 2: Verdict.MISSING}
+    hosts = (replace(environment(), host=host) for host in ("", "node1", "node2"))
+    nowhere, one, two = (replace(measured(NOW), environment=where) for where in hosts)
+    assert baseline_of_results([one, two], name="tuesday").cluster == "node1"
+    unnamed = baseline_of_results([nowhere], name="tuesday")
+    assert machine_label(unnamed) == "4× Tesla V100-SXM2-16GB"
 
 
 def test_a_baseline_stands_for_the_results_of_its_jobs() -> None:

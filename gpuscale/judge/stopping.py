@@ -257,7 +257,7 @@ class _Session:
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
     """True if more runs cannot help: machine or workload differ, or the baseline lacks the row."""
-    return row.obstacle is Verdict.INCOMPARABLE or (row.before is None and row.published is None)
+    return Verdict.INCOMPARABLE in (row.obstacle or ()) or not (row.before or row.published)
 
 
 def _has_moved(entry: EntryVerdict) -> bool:

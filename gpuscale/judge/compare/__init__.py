@@ -77,13 +77,13 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
     rows = match(sides, choice.rows_of(sides.keys))
     mismatch = machine_mismatch(sides.baseline.hardware, sides.after.environments)
     if mismatch:
-        rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
+        rows = [replace(row, obstacle=(Verdict.INCOMPARABLE, mismatch)) for row in rows]
     measured = [row for row in rows if row.obstacle is None and row.before is not None]
     by_measurement = iter(judge_measured(measured, sides, rates))
     judgements = []
     for row in rows:
-        if row.obstacle is not None and row.reason is not None:
-            judgements.append(Judgement(row=row, entry=row.verdict_of(row.obstacle, row.reason)))
+        if row.obstacle is not None:
+            judgements.append(Judgement(row=row, entry=row.verdict_of(*row.obstacle)))
         elif row.before is not None:
             judgements.append(next(by_measurement))
         else:

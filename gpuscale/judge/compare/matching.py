@@ -85,15 +85,15 @@ def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """A row before it is judged; `obstacle` and `reason` are None if it can be judged."""
+    """A row before it is judged."""
 
     key: EntryKey
     before: Entry | None = None
     published: ScalingPoint | None = None
     """Published scaling point to judge against; set only if `before` is None."""
     after: Entry | None = None
-    obstacle: Verdict | None = None
-    reason: Statement | None = None
+    obstacle: tuple[Verdict, Statement] | None = None
+    """Verdict on a row that cannot be judged, and its reason; None if the row can be judged."""
 
     @property
     def points(self) -> tuple[PointKey, PointKey]:
@@ -124,7 +124,7 @@ class MatchedRow:
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
         """Return a copy that cannot be judged: its verdict is `obstacle`, for the reason `code`."""
-        return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
+        return replace(self, obstacle=(obstacle, Statement.of(code, **facts)))
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
