@@ -140,8 +140,9 @@ def test_the_deviation_of_nights_is_that_of_earlier_levels_until_four_are_on_the
     on_1 = [2.0, -2.0, 2.0, -2.0, 0.0, -30.0, -30.0, -30.0, -30.0, -30.0]
     on_2 = [2.0, -2.0, 2.0, -2.0, 5.0, -30.0, -30.0, -30.0, -30.0, -30.0]
 
-    def overrides(nights: int) -> dict[tuple[int, str], float]:
-        times_s = [[math.exp(log / 100) for log in logs[: nights + 1]] for logs in (on_1, on_2)]
+    def overrides(nights: int, percent: float = 0.01) -> dict[tuple[int, str], float]:
+        logs = on_1[: nights + 1], on_2[: nights + 1]
+        times_s = [[math.exp(log * percent) for log in of_gpus] for of_gpus in logs]
         *earlier, last = (
             night_of(at, run(1, one_s), run(2, two_s), hours=24 * at)
             for at, (one_s, two_s) in enumerate(zip(*times_s, strict=True))
@@ -156,6 +157,9 @@ def test_the_deviation_of_nights_is_that_of_earlier_levels_until_four_are_on_the
     assert overrides(7) == pytest.approx(expected)
     assert overrides(8).keys() == overrides(7).keys()
     assert overrides(9) == {}
+    # Three nights of one level are too few, and no deviation is larger than a half.
+    assert overrides(3) == {}
+    assert set(overrides(7, percent=1.0).values()) == {0.5}
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
