@@ -264,6 +264,16 @@ def test_a_change_among_the_last_nights_is_named_beside_a_loss(
     assert f" changed on {day}: script train.py 0a → 1b" in history
 
 
+@pytest.mark.parametrize("slower", [0.0, 0.25])
+def test_a_change_among_the_last_nights_is_no_note_on_rows_that_pass(slower: float) -> None:
+    nights = made_nights(13, lambda night: 1 + slower * (night == 12), runs=3)
+    for at, night in enumerate(nights):
+        where = replace(night.environment, scripts={"train.py": "1b" if at >= 10 else "0a"})
+        nights[at] = replace(night, environment=where)
+    codes = {note.code for note in compared_on_night(nights, 12).notes}
+    assert ("recently_changed" in codes) is (slower > 0)
+
+
 def test_one_run_a_night_wants_more_nights_not_more_runs(tmp_path: Path) -> None:
     write_nights(tmp_path, 2, lambda night: 1.0)
     told = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())

@@ -79,9 +79,17 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert confirmed.comparison.exit_code == 1
 
 
+@pytest.mark.parametrize(("slower", "suspected"), [(1.05, 3), (1.02, None)])
+def test_a_loss_that_chance_may_explain_is_suspected(slower: float, suspected: int | None) -> None:
+    times = [0.1 * slower * f for f in (1, 1.01, 0.99)]
+    row = _row(judge_session(quiet_then(n1=0.1), measured({1: times})), 1)
+    assert (row.suspected_after, row.entry.verdict) == (suspected, Verdict.INCONCLUSIVE)
+
+
 def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
     uneven = measured({1: [0.1 * f for f in QUIET_NOW[:3]], 2: [0.12 * f for f in QUIET_NOW[:4]]})
-    assert _row(judge_session(BEFORE, uneven), 2).analysed_after == 3
+    for gpus in (None, [1, 2]):
+        assert _row(judge_session(BEFORE, uneven, gpus=gpus), 2).analysed_after == 3
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:

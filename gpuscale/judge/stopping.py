@@ -238,7 +238,7 @@ class _Session:
             return replace(now, status=RowStatus.SETTLED)
         if verdict.is_loss and self._is_confirmed(judgement, suspected, runs):
             return replace(now, status=RowStatus.CONFIRMED)
-        if suspected is None and (judgement.is_suspect or verdict.is_loss):
+        if suspected is None and judgement.is_suspect:
             now = replace(now, suspected_after=runs)
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
@@ -283,8 +283,8 @@ def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> Ro
     if progress.analysed_after is None and entry.verdict.is_judged:
         entry = replace(entry, further_runs=None)
         if few is None:
-            made = 0 if row.after is None else row.after.point.valid_runs
-            reason = Statement.of("too_few_to_look", runs=made)
+            assert row.after is not None, "a row that is judged has runs"
+            reason = Statement.of("too_few_to_look", runs=row.after.point.valid_runs)
         else:
             reason = Statement.of("too_few_valid_runs", **few)
     elif few is not None and entry.verdict.is_pass:
