@@ -127,6 +127,15 @@ def test_a_published_throughput_is_judged_without_runs_on_one_gpu_too() -> None:
     assert met.reason.facts["why"] == Statement.of("not_on_1_gpu", names=["results"])
 
 
+def test_a_row_that_misses_is_judged_by_what_misses_most() -> None:
+    before = published(figure(1, samples_per_s=1280), figure(2, samples_per_s=2400))
+    judged = {(0.104, 0.111): "consistent, E(n)", (0.08, 0.15): "inconsistent, E(n)"}
+    for times, said in (judged | {(0.14, 0.2): "inconsistent, throughput(n)"}).items():
+        now = measured({gpus: [s * f for f in SHARP] for gpus, s in enumerate(times, start=1)})
+        row = _last(before, now)
+        assert f"{row.verdict}, {row.changed_quantity}" == said
+
+
 def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsistent() -> None:
     def baseline(*factors: float) -> Baseline:
         nights = {f"2026-09-0{day}": 1280 * f for day, f in enumerate(factors, start=1)}
