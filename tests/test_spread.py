@@ -58,7 +58,7 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
         assert after.variance == pytest.approx(0.05)
     # Its own two degrees of freedom and the five of the moderated variance.
     assert grown[0].sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
-    assert side(before).with_further_runs(0) == side(before).with_at_least(4) == side(before)
+    assert side(before).with_further_runs(0) == side(before).with_at_least(3) == side(before)
     assert side(before).with_at_least(9) == side(*grown[:1])
     # A single run deviates by what the others tell; where nothing does, by nothing known.
     (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).samples
@@ -302,6 +302,16 @@ def test_what_puts_most_on_the_variance_is_named_with_its_deviation() -> None:
     assert spread(side(sample(wide)), side(sample(slim))) == ("baseline_runs_differ", 2)
     # a² (1 + 1) = 0.02 is more than r²/2 = 0.01; the deviation is that of one allocation.
     assert spread(side(sample({"a": (1.0, 1.2)})), side(sample(slim))) == ("nights_differ", 0.1**2)
+
+
+def test_other_rows_are_named_where_they_put_most_on_it_and_are_four_times_as_noisy() -> None:
+    calm, now = {"a": (1.0, 1.02), "b": (2.0, 2.02)}, {"c": (1.99, 2.01)}
+    # 3/5 of the prior over 4 runs, 3/4 over 2, and 0.1² (1/2 + 1) between nights.
+    for prior, said in ((0.02, ("nights_differ", 0.01)), (0.05, ("other_rows_differ", 0.05))):
+        assert spread(side(sample(calm, told(prior))), side(sample(now, told(prior)))) == said
+    for apart, code in ((0.149, "other_rows_differ"), (0.167, "nights_differ")):
+        two = side(sample({"a": (1.0, 1.0 + apart)}, told(0.05)))
+        assert spread(two, two)[0] == code
 
 
 def test_estimated_nights_are_named_by_their_own_deviation_without_the_declared_one() -> None:

@@ -172,6 +172,13 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
         assert next(said) == next(said)
 
 
+def test_a_row_that_passes_states_the_bound_of_its_look_also_beside_one_that_moved() -> None:
+    now = quiet_now(4, n1=0.1, n2=0.09)
+    comparisons = judge_session(BEFORE, now).comparison, compare(BEFORE, [now])
+    of_look, of_all = (each.entries[0].reason.facts["bound"] for each in comparisons)
+    assert of_look > of_all
+
+
 def test_runs_made_after_many_failures_are_looked_at() -> None:
     failed = [run(2, None, index=i) for i in range(1, 9)]
     now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))

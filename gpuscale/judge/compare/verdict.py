@@ -209,7 +209,7 @@ def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
         normal_quantile(min(max(p, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL))
         for p in (p_of_time, p_of_reference)
     )
-    return of_time < 0 and of_time**2 - of_reference**2 > 2 * math.log(LIKELIER)
+    return of_time**2 - of_reference**2 > 2 * math.log(LIKELIER)
 
 
 def _slowdown(quantities: Quantities) -> Finding:
