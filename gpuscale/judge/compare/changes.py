@@ -110,7 +110,7 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     ones_before, ones_after = references_of(before), references_of(after)
     points = [row.points for row in rows]
     ends = [((ones_before.get(keys[0]), ones_after.get(keys[1])), keys) for keys in points]
-    same_ones = by_key(ends)
+    same_ones = by_key((ones, keys) for ones, keys in ends if None not in ones)
     pairings = []
     for row, (ones, keys) in zip(rows, ends, strict=True):
         (key, now_key), (before_1, after_1) = keys, ones
