@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence, Sized
 
 from gpuscale.analysis.estimates import SIGNIFICANCE
-from gpuscale.analysis.probabilities import t_probability
+from gpuscale.analysis.probabilities import t_quantile
 
 _ENOUGH_TO_EXCLUDE = 6
 """Minimum number of values required to look for outliers among them."""
@@ -21,7 +21,6 @@ DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 _ODD_FAR, _ODD_RANGES = 0.1, 3.0
 """Smallest distance of an odd value from the others: absolute, and as a multiple of their range."""
-_LEAST_DEVIATION = 1e-6
 
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:
@@ -61,8 +60,8 @@ def are_few(outlying: Sized, values: Sized) -> bool:
 
 def odd_one(values: Sequence[float]) -> int | None:
     """Return the index of the one value far from all others, which agree; None if there is none."""
-    for odd, others, apart in _far_ends(values):
-        if apart > _ODD_RANGES * (others[-1] - others[0]):
+    for odd, others in _ends(values):
+        if abs(values[odd] - others[0]) > max(_ODD_FAR, _ODD_RANGES * abs(others[0] - others[-1])):
             return odd
     return None
 
@@ -74,20 +73,17 @@ def odd_run(logs: Sequence[float]) -> int | None:
     """
     if len(logs) < _ENOUGH_TO_EXCLUDE:
         return odd_one(logs)
-    for odd, others, _ in _far_ends(logs):
-        error = max(statistics.stdev(others), _LEAST_DEVIATION) * math.sqrt(1 + 1 / len(others))
-        ratio = abs(logs[odd] - statistics.fmean(others)) / error
-        if t_probability(-ratio, len(others) - 1) < SIGNIFICANCE / (2 * len(logs)):
+    quantile = t_quantile(1 - SIGNIFICANCE / (2 * len(logs)), len(logs) - 2)
+    for odd, others in _ends(logs):
+        usual = quantile * statistics.stdev(others) * math.sqrt(1 + 1 / len(others))
+        is_far = abs(logs[odd] - statistics.fmean(others)) > usual
+        if is_far and abs(logs[odd] - others[0]) > _ODD_FAR:
             return odd
     return None
 
 
-def _far_ends(values: Sequence[float]) -> Iterator[tuple[int, list[float], float]]:
-    """Yield each end of the sorted values if far: its index, the other values, the distance."""
+def _ends(values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
+    """Yield the index of the smallest and of the largest value, with the others, nearest first."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    for odd, rest in ((order[:1], order[1:]), (order[-1:], order[:-1])):
-        others = [values[i] for i in rest]
-        if len(others) > 1:
-            apart = max(others[0] - values[odd[0]], values[odd[0]] - others[-1])
-            if apart > _ODD_FAR:
-                yield odd[0], others, apart
+    for odd, *others in (order, order[::-1]) if len(order) > 2 else ():
+        yield odd, [values[i] for i in others]

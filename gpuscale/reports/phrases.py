@@ -192,20 +192,15 @@ def software_text(environment: Environment) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
-def injection_warning(
-    injections: Sequence[str], device: str = "", counts: Iterable[int] = ()
-) -> str:
+def injection_warning(injections: Sequence[str], device: str = "", *counts: int) -> str:
     """Return the warning `INJECTED data=5ms: not a real result`; empty without injected faults.
 
-    It names the numbers of devices among `counts` on which no rank has a fault.
+    It names the numbers of devices among `counts` on which no rank can have such a fault.
     """
-    ranks = {int(found[1]) for each in injections if (found := re.search(r"=(\d+)[:@]", each))}
-    few = {rank: sorted(count for count in counts if count <= rank) for rank in sorted(ranks)}
-    absent = [
-        f"; on {devices_text(device, *on)} there is no rank {n}" for n, on in few.items() if on
-    ]
-    warning = f"INJECTED {', '.join(injections)}: not a real result" if injections else ""
-    return "".join((warning, *absent))
+    rank = min(map(int, re.findall(r"=(\d+)[:@]", " ".join(injections))), default=0)
+    few = sorted(count for count in counts if count <= rank)
+    absent = f"; on {devices_text(device, *few)} there is no rank {rank}" if few else ""
+    return f"INJECTED {', '.join(injections)}: not a real result{absent}" if injections else ""
 
 
 def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:

@@ -97,7 +97,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
         injections=measured.injections,
-        warning=phrases.injection_warning(measured.injections, device, counts),
+        warning=phrases.injection_warning(measured.injections, device, *counts),
         notes=tuple(text for text, elsewhere in said.items() if not elsewhere),
         all_notes=tuple(said),
         summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)

@@ -246,7 +246,6 @@ def report_html(subject: Subject) -> str:
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
-    warning = phrases.injection_warning([*injections]) if view is None else view.warning
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
     tone: Tone = "" if view is None else TONES.get(view.comparison.exit_code, "doubt")
     if view is None and (of_nights := verdict_of_nights(subject)):
@@ -260,7 +259,7 @@ def report_html(subject: Subject) -> str:
         made,
         title=f"{word}: {place}",
         place=f"Scaling on {place}",
-        warning=warning,
+        warning=phrases.injection_warning([*injections]) if view is None else view.warning,
         word=word,
         first=first,
         facts=facts,
