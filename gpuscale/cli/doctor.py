@@ -63,9 +63,8 @@ def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
 
 def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
     require_packages("doctor --nodes", ("torch",))
-    launcher = Launcher(
-        arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
-    )
+    folder = Path.cwd() / RESULTS_FOLDER
+    launcher = Launcher(arguments.launcher, device=arguments.device, folder=folder)
     with closing(launcher):
         nodes = probe_nodes(launcher, (MATRIX, SEND), seconds=1.0, launches=1)
     findings = (*find_slow(nodes, leaf_switches()), *find_port_faults(nodes))

@@ -79,10 +79,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
             history = history_of(nights, choice)
         except UsageError as problem:
             inputs.remark(f"the page has no history: {problem}")
-    subject = Subject(
-        results=[inputs.selected(file, choice) for file in results],
-        history=history,
-    )
+    subject = Subject(results=[inputs.selected(file, choice) for file in results], history=history)
     if earlier is not None:
         reference = reference_of_nights(earlier, nights, results)
     elif before is not None:

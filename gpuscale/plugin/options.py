@@ -53,9 +53,8 @@ def _strategies(text: str) -> tuple[str, ...]:
 def _new_results_file(text: str) -> Path:
     path = absolute_path(text)
     if os.path.lexists(path):
-        raise ArgumentTypeError(
-            f"{text} exists already; name a new file (results are never overwritten)"
-        )
+        problem = f"{text} exists already"
+        raise ArgumentTypeError(f"{problem}; name a new file (results are never overwritten)")
     if path.suffix != ".jsonl":
         problem = "does not end with .jsonl, by which a folder's results are found"
         raise ArgumentTypeError(f"{text} {problem}; name it {path.stem}.jsonl")

@@ -170,9 +170,8 @@ def _validate_same(
     found = _changes(*others, *((each.name, each.before[0], each.after[0]) for each in changes))
     if found:
         named = environment_diff.listed(found, _MOST_NAMED, "; ")
-        raise UsageError(
-            f"--resume: {path} was measured in another environment ({named}); {_REMEDY}"
-        )
+        problem = f"{path} was measured in another environment ({named})"
+        raise UsageError(f"--resume: {problem}; {_REMEDY}")
 
 
 def _is_of_commands(results: Results) -> bool:

@@ -135,10 +135,10 @@ class _MeasuringSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Leave out items without a line of their own, so that the last line has 100 %."""
-        left_out = [self._maker.left_out(plan) for plan in map(plan_of, session.items) if plan]
-        if needless := sum(each is not None and each.kind == "needless" for each in left_out):
-            # pytest would end with 5 if nothing were left.
-            session.testscollected = max(1, session.testscollected - needless)
+        left_out = map(self._maker.left_out, filter(None, map(plan_of, session.items)))
+        needless = sum(each is not None and each.kind == "needless" for each in left_out)
+        # pytest would end with 5 if nothing were left.
+        session.testscollected -= min(needless, max(0, session.testscollected - 1))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(

@@ -123,9 +123,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Yield a change for each file of a case or command with new content; ignore new files."""
     for name in sorted({name for environment in after for name in environment.scripts}):
-        sides = (
-            [one.scripts[name] for one in side if name in one.scripts] for side in (before, after)
-        )
+        sides = ([e.scripts[name] for e in side if name in e.scripts] for side in (before, after))
         yield from new_values(f"script {name}", *sides)
 
 

@@ -13,13 +13,7 @@ from gpuscale.judge.compare import compare_sides
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Estimate, Results
-from gpuscale.records.cause import (
-    Bisection,
-    BisectionFinding,
-    NodeState,
-    NodeVerdict,
-    Reason,
-)
+from gpuscale.records.cause import Bisection, BisectionFinding, NodeState, NodeVerdict, Reason
 from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import document_text
@@ -214,10 +208,10 @@ def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
 
     A row holds a label such as `from` or `slower`, the environment's name, and its relative speed.
     """
-    shown = (
-        (answer, words, found_change_text(speed) if speed else "") for answer, words, speed in rows
+    return "\n".join(
+        f"   {answer:<10} {found_change_text(speed) if speed else '':<28} {words}"
+        for answer, words, speed in rows
     )
-    return "\n".join(f"   {answer:<10} {speed:<28} {words}" for answer, words, speed in shown)
 
 
 def bisection_text(
@@ -248,9 +242,7 @@ def bisection_text(
         heading = f"{found.finding.name}  {named}"
     why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
     ends = zip(_IN_ORDER if is_ordered else _APART, (found.alone, found.taken_back), strict=True)
-    proofs = [
-        f"       {name:<31} {found_change_text(seen)}" for name, seen in ends if seen is not None
-    ]
+    proofs = [f"       {end:<31} {found_change_text(seen)}" for end, seen in ends if seen]
     return "\n".join((*loss, heading, *proofs, f"next   {why}"))
 
 

@@ -5,13 +5,7 @@ from collections.abc import Callable, Mapping
 
 from gpuscale.base.text import counted, whole_percent
 from gpuscale.records import EnvironmentChange, MetricSpec
-from gpuscale.records.cause import (
-    LINKS,
-    Cause,
-    CauseKind,
-    DeviceSymptom,
-    PortSymptom,
-)
+from gpuscale.records.cause import LINKS, Cause, CauseKind, DeviceSymptom, PortSymptom
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_evidence import (
@@ -61,29 +55,24 @@ def scope(cause: Cause, device: str) -> str:
 
 def next_step(cause: Cause) -> str:
     """Return what the user should run or check next; empty if the cause suggests nothing."""
-    if cause.remedy is None:
+    if (remedy := cause.remedy) is None:
         return ""
-    hosts = cause.remedy.hosts
+    hosts = remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
     places = places or "each host"
-    words = re.sub(
-        r"\[(.*?)\]", "" if cause.remedy.is_idle else r"\1", NEXT_STEPS[cause.remedy.code]
-    )
-    scripts = listed(cause.remedy.scripts) or "the script"
-    if cause.remedy.scripts and "{scripts}" not in words:
+    words = re.sub(r"\[(.*?)\]", "" if remedy.is_idle else r"\1", NEXT_STEPS[remedy.code])
+    scripts = listed(remedy.scripts) or "the script"
+    if remedy.scripts and "{scripts}" not in words:
         words = f"look at what changed in {{scripts}}; if that is not it, {words}"
-    return words.format(
-        hosts=", ".join(hosts), places=places, runs=cause.remedy.runs, scripts=scripts
-    )
+    return words.format(hosts=", ".join(hosts), places=places, runs=remedy.runs, scripts=scripts)
 
 
 def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     if cause.code in NOT_ESTABLISHED:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     grown_s = sorted(map(_grown_s, (cause, *alike)))
-    added = phrases.format_range(
-        [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in grown_s]
-    )
+    signed = [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in grown_s]
+    added = phrases.format_range(signed)
     took = f"{duration(cause.after_s)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 

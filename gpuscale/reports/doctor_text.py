@@ -36,9 +36,8 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     for gpu in machine.gpus:
         lines += ["", *_gpu_lines(gpu)]
     none = "no GPU to look at: gpuscale measures CPU ranks here, and says so"
-    return "\n".join(
-        [*lines, "", *_problems(problems, "no problem found" if machine.gpus else none)]
-    )
+    found = _problems(problems, "no problem found" if machine.gpus else none)
+    return "\n".join([*lines, "", *found])
 
 
 def _port_line(port: Port) -> str:

@@ -32,6 +32,7 @@ from gpuscale.reports.phrases import (
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
+OF_REFERENCE = "the reference of E"
 ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
@@ -331,11 +332,6 @@ def parts_of(reason: Statement) -> Iterator[Statement]:
         part = part.facts.get("otherwise")
 
 
-def is_of_reference(entry: EntryVerdict) -> bool:
-    """True if the reason names runs on 1 device, to which the row on several is compared."""
-    return any("on_1" in part.facts for part in parts_of(entry.reason))
-
-
 def metric_reason(metric: MetricVerdict) -> str:
     """Return the reason for a metric's verdict, as part of a sentence."""
     spec, change, bound = metric.metric, metric.change, metric.loss_bound
@@ -398,9 +394,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "of_both": "about {}".format,
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
-    "places": lambda places: "; ".join(
-        f"{device_text(uuid)} is {at}" for uuid, at in places.items()
-    ),
+    "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""
@@ -411,7 +405,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
-    texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
+    texts["on_1"] = f" on 1 {texts['device']}, {OF_REFERENCE}," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}
         texts["rate"] = rate_word(entry.configuration)

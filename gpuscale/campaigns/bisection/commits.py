@@ -40,9 +40,8 @@ class Commits(Kind):
         if not (good and dots and bad) or bad.startswith("."):
             raise UsageError(f"--git: '{visible(self.span)}' is no range; write GOOD..BAD")
         self._top = Path(self._git("rev-parse", "--show-toplevel"))
-        first, last = (
-            self._git("rev-parse", "--verify", f"{end}^{{commit}}") for end in (good, bad)
-        )
+        names = (f"{end}^{{commit}}" for end in (good, bad))
+        first, last = (self._git("rev-parse", "--verify", name) for name in names)
         if first == last or self._git("merge-base", first, last) != first:
             raise UsageError(f"--git: {visible(good)} is not an earlier commit of {visible(bad)}")
         listed = ("log", "--first-parent", "--reverse", "--format=%H%x09%h%x09%s")

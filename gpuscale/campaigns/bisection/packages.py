@@ -67,10 +67,8 @@ class Packages(Kind):
         try:
             places = [self._made(end) for end in ends]
         except EnvironmentBuildError as error:
-            remedy = (
-                "give --index-url, UV_EXTRA_INDEX_URL, --wheelhouse, or lists (.txt) without it"
-            )
-            raise UsageError(f"{error}; {remedy}") from None
+            step = "give --index-url, UV_EXTRA_INDEX_URL, --wheelhouse, or lists (.txt) without it"
+            raise UsageError(f"{error}; {step}") from None
         self._group(map(_site, places))
 
     def setting(self, applied: Applied) -> Setting:

@@ -42,13 +42,7 @@ Command = Callable[..., tuple[int, str]]
 ON_VERDICT = "GPUSCALE_ON_VERDICT"
 """Environment variable with the site's verdict command, which may send mail or open a ticket."""
 _LEFT_BY_PYTEST = (RESULTS, "pytest.log", "junit.xml", "fault.txt")
-_COMPARISONS = {
-    "text": "txt",
-    "json": "json",
-    "markdown": "md",
-    "junit": "xml",
-    "openmetrics": "prom",
-}
+_ENDINGS = {"text": "txt", "json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
 """File name extensions of saved comparisons, keyed by format."""
 
 
@@ -150,7 +144,7 @@ class NightJob:
         if not judges or not self._has_results():
             return None
         options = [*self._options]
-        for name, ending in _COMPARISONS.items():
+        for name, ending in _ENDINGS.items():
             options += ["--format", f"{name}={self.folder / f'comparison.{ending}'}"]
         code, said = self._command("compare", *judges, str(results), *options)
         if code == ExitCode.USAGE:

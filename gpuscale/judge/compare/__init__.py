@@ -161,9 +161,8 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
-    folders = {
-        n.allocation: n.folder or name for n, name in zip(history.nights, names, strict=True)
-    }
+    pairs = zip(history.nights, names, strict=True)
+    folders = {night.allocation: night.folder or name for night, name in pairs}
     entries = tuple(map(judged, comparison.entries))
     may_be_lost = any(each.verdict.weight < 2 and each.since is None for each in entries)
     notes = [_by_folder(note, folders) for note in comparison.notes]

@@ -202,9 +202,7 @@ def metric_changes(
             }
             for side in (before, after)
         )
-        samples = moderated_samples(
-            then, {key: values for key, values in now.items() if key in then}
-        )
+        samples = moderated_samples(then, {key: runs for key, runs in now.items() if key in then})
         for row, changes in zip(rows, found, strict=True):
             if (key := row.points[0]) in samples[1]:
                 old, new = (_side_sample(side, key) for side in samples)

@@ -93,10 +93,9 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
     """Yield the tests with adjusted p-values, which are None for tests of unknown spread."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
+    gains = [test.gain for test in tests if test.gain.parts is not None]
     worse, better = (
-        iter(
-            benjamini_hochberg([p for test in tests if (p := p_of(test.gain)) is not None], weights)
-        )
+        iter(benjamini_hochberg([p for gain in gains if (p := p_of(gain)) is not None], weights))
         for p_of in (Difference.p_below_zero, Difference.p_above_zero)
     )
     for test in tests:

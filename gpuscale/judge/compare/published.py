@@ -66,12 +66,11 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
     cost = figure.cost(entry.key.global_batch)
     if cost is not None and (is_same or speedup is None):
         one, margin = entry.key.gpus == 1, sides.baseline.tolerances.published_margin
+        gain = math.log(cost) - entry.sample.mean
         ratios.append(
             _Ratio(
                 quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
-                measured=_log_ratio(
-                    math.log(cost) - entry.sample.mean, [entry.sample], figure.nights
-                ),
+                measured=_log_ratio(gain, [entry.sample], figure.nights),
                 tolerance=margin(figure.key, THROUGHPUT, nodes=figure.nodes),
             )
         )

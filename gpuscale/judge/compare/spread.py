@@ -65,9 +65,7 @@ class SideSample:
 
     def own_estimate(self) -> Difference:
         """Estimate `value`, with its uncertainty from this side's runs."""
-        samples = (
-            [run for runs in sample.values.values() for run in runs] for sample in self.samples
-        )
+        samples = ([run for runs in each.values.values() for run in runs] for each in self.samples)
         return difference(self.value, [log_sample(runs).term() for runs in samples])
 
     @property

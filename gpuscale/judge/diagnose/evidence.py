@@ -71,9 +71,8 @@ class PointEvidence:
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
         """Return the time that `seconds` takes from a step, averaged over the runs of each side."""
-        before_s, after_s = (
-            statistics.fmean(map(seconds, steps)) for steps in (self.before, self.after)
-        )
+        sides = self.before, self.after
+        before_s, after_s = (statistics.fmean(map(seconds, steps)) for steps in sides)
         return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
     @property

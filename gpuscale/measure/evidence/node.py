@@ -68,9 +68,7 @@ class LoadMeter:
         daemon has probably started the workers, as with `srun` and `docker run`.
         """
         now = self._ticks(self._members())
-        elapsed, busy, own = (
-            after - before for after, before in zip(now, self._before, strict=True)
-        )
+        elapsed, busy, own = (after - then for after, then in zip(now, self._before, strict=True))
         cores, others = len(self._cpus) or os.cpu_count() or 1, None
         ticks_per_core = elapsed / cores
         fewest = _FEWEST_OWN_CORES * ticks_per_core if may_run_elsewhere else 0

@@ -207,10 +207,8 @@ class _Watch:
             return
         unnamed = "write {gpus} where the command has their number"
         remedy = "see why, since it has {gpus}" if has_number else unnamed
-        asked = counted(gpus, "GPU" if on_gpu else "CPU rank")
-        raise reader.failed(
-            f"the command started {counted(ranks, 'rank')} in a run on {asked}; {remedy}"
-        )
+        asked, made = counted(gpus, "GPU" if on_gpu else "CPU rank"), counted(ranks, "rank")
+        raise reader.failed(f"the command started {made} in a run on {asked}; {remedy}")
 
     def _explain_end(self, code: int) -> None:
         """Raise CommandError if the command ended early, unless another node has enough windows."""

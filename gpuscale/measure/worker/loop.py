@@ -42,9 +42,8 @@ def measure(
         # window is synchronised, as the checks after the windows require.
         if number % SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
-            measured.append(
-                timed_window(training, steps, synchronized=False, marked_every=marked_every)
-            )
+            alone = timed_window(training, steps, synchronized=False, marked_every=marked_every)
+            measured.append(alone)
             training.realign()
             # Unsynchronised windows are faster and use up prefetched batches: refill.
             for _ in range(loaders):

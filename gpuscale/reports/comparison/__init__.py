@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.sides import Side
-from gpuscale.records import CauseKind, Comparison, Finding, Verdict
+from gpuscale.records import Comparison, Finding, Verdict
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import headline_of, is_headlined
 from gpuscale.reports.comparison.next_step import next_step
@@ -16,11 +16,12 @@ from gpuscale.reports.comparison.rows import (
     Row,
     cause_group_key,
     device_of,
+    is_established,
     rows_of,
     sharing,
     subject_of,
 )
-from gpuscale.reports.reason_words import is_of_reference, parts_of, statement_text
+from gpuscale.reports.reason_words import OF_REFERENCE, parts_of, statement_text
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -61,8 +62,6 @@ class View:
     """Rows by severity: losses first, then undecided rows (neither loss nor pass), then passes."""
     explanations: tuple[Explanation, ...]
     """Explanations of the verdicts, the worst first, except those that the headline contains."""
-    injections: tuple[str, ...]
-    """Faults injected into the results on purpose."""
     warning: str
     """First line of the report if faults were injected; otherwise empty."""
     notes: tuple[str, ...]
@@ -96,7 +95,6 @@ def view_of(comparison: Comparison, measured: Side) -> View:
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(e for e in explained if e.causes or e.reason not in headline[0][1]),
-        injections=measured.injections,
         warning=phrases.injection_warning(measured.injections, device, *counts),
         notes=tuple(text for text, elsewhere in said.items() if not elsewhere),
         all_notes=tuple(said),
@@ -116,14 +114,12 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     headline says it. If that has `advice`, the first explanation has none; none is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
-    first = [row.entry.causes[0] for row in sharing(rows)[:1]]
-    unknown = [
-        cause_words.statement(cause) for cause in first if cause.kind is CauseKind.NOT_ESTABLISHED
-    ]
+    unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
+    unknown = [cause_words.statement(row.entry.causes[0]) for row in unexplained]
     said = {advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
-        shown = max(group, key=lambda row: (not is_of_reference(row.entry), row.entry.key.gpus))
+        shown = max(group, key=lambda row: (OF_REFERENCE not in row.reason, row.entry.key.gpus))
         causes = []
         for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (advice and not number)

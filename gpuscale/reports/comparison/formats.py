@@ -65,7 +65,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 def csv(view: View) -> str:
     """Return CSV (docs/tools.md), with rows in the baseline's order; unknown values are empty."""
-    return csv_text(_COLUMNS, view.rows, injections=" ".join(view.injections) or None)
+    return csv_text(_COLUMNS, view.rows, injections=" ".join(view.measured.injections) or None)
 
 
 _OF_ENTRY = ("since", "change", "changed_quantity", "minimum_detectable_loss", "further_runs")
@@ -87,7 +87,7 @@ def json(view: View) -> str:
             **asdict(comparison.before),
         },
         current={"machine": comparison.current_machine, **asdict(comparison.after)},
-        injections=view.injections,
+        injections=view.measured.injections,
         exit_code=view.exit_code,
         summary=view.summary,
         entries=[_entry(row) for row in view.rows],
@@ -185,7 +185,7 @@ def openmetrics(view: View) -> str:
 def _gauge_lines(view: View) -> Iterator[str]:
     comparison = view.comparison
     # Injected faults are not a state of the cluster, so a label separates their time series.
-    injections = ", ".join(view.injections) or None
+    injections = ", ".join(view.measured.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
     points = []
     for point in (entry.point for entry in view.measured.entries):

@@ -75,9 +75,9 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 
 
-def _losses(chosen: Sequence[Row]) -> Iterator[str]:
+def _losses(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a description of the loss for each kind of finding, with its rows if kinds differ."""
-    of_several = {row.entry.finding for row in chosen if row.entry.key.gpus > 1}
+    of_several = {row.entry.finding for row in rows if row.entry.key.gpus > 1}
 
     def kind(row: Row) -> object:
         finding = row.entry.finding
@@ -86,9 +86,7 @@ def _losses(chosen: Sequence[Row]) -> Iterator[str]:
             return Finding.SLOWER_TRAINING
         return finding or row.quantity
 
-    groups = by_key(
-        ((kind(row), phrases.rate_word(row.entry.configuration)), row) for row in chosen
-    )
+    groups = by_key(((kind(row), phrases.rate_word(row.entry.configuration)), row) for row in rows)
     for group in groups.values():
         count = f" ({phrases.counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
@@ -98,11 +96,7 @@ def _loss(rows: Sequence[Row]) -> str:
     """Describe a loss of rows: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
-    bounds = [
-        (change.low, change.high)
-        for change in changes
-        if change.low is not None and change.high is not None
-    ]
+    bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     ends = sorted(abs(end) for bound in bounds for end in bound)
     by = _span([abs(change.value) for change in changes])
     # An interval around zero cannot be given without signs.

@@ -24,11 +24,11 @@ _MORE_BEFORE = {
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 _EARLIER = {
-    "baseline": "the baseline has",
-    "results": "the earlier results have",
-    "nights": "an earlier night has",
+    "baseline": "as many runs as the baseline has",
+    "results": "as many runs as the earlier results have",
+    "nights": "as many runs as an earlier night has",
 }
-"""Whose number of runs a row should reach, keyed by kind of baseline."""
+"""How many runs a row should have, keyed by kind of baseline."""
 _FEWEST_LONGER = 6
 """Smallest advised number of longer runs."""
 
@@ -103,9 +103,7 @@ def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
     for part in parts_of(row.entry.reason):
         more = max(more, part.facts.get("of_both", 0) - made)
         if (before := part.facts.get("baseline_runs")) is not None:
-            return max(
-                (before, f"as many runs as {_EARLIER[kind]}"), (2 * made, "twice as many runs")
-            )
+            return max((before, _EARLIER[kind]), (2 * made, "twice as many runs"))
     return (made + more, f"about {phrases.counted(more, 'more run')}") if more else None
 
 

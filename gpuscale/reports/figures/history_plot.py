@@ -224,9 +224,7 @@ def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: 
     }
     for moment in changes:
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
-    above: dict[float, str] = {
-        at: f"↑ {apart}" for at, apart in beyond.items() if apart.startswith("+")
-    }
+    above: dict[float, str] = {at: f"↑ {apart}" for at, apart in beyond.items() if apart[0] == "+"}
     below: dict[float, str] = {at: f"↓ {apart}" for at, apart in beyond.items() if at not in above}
     for texts, at_top in (({**changes, **above}, True), (below, False)):
         line, before = 0, -math.inf

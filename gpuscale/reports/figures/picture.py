@@ -193,12 +193,10 @@ def content_of(picture: Picture, kind: str) -> bytes:
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}
-    metadata = {"pdf": {**words, "CreationDate": None}, "png": words}
+    metadata = {"pdf": {**words, "CreationDate": None}, "png": words}[kind]
     written = io.BytesIO()
     with mpl.rc_context(_LOOK):
-        picture.figure.savefig(
-            written, format=kind, dpi=300, facecolor="white", metadata=metadata[kind]
-        )
+        picture.figure.savefig(written, format=kind, dpi=300, facecolor="white", metadata=metadata)
     return written.getvalue()
 
 

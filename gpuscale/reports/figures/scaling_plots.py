@@ -109,10 +109,7 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
     for configuration, curve in measured.items():
         # Configurations with the same label share the published figures, which are drawn once.
         references = (before.get(configuration), published.pop(configuration.label, None))
-        found += [
-            curve,
-            *(replace(each, label=curve.label) for each in references if each is not None),
-        ]
+        found += [curve, *(replace(each, label=curve.label) for each in references if each)]
     return found
 
 

@@ -133,9 +133,8 @@ def budget(subject: Subject) -> Section | None:
         return None
     findings = [f"{row}: {text}" for row, text in budget_findings(subject.runs)]
     notes = [*budget_legend(found), *phrases.few(findings, _MOST_FINDINGS, "finding")]
-    return Section(
-        title="Where the efficiency went", figures=pictures(subject, "budget"), notes=notes
-    )
+    figures = pictures(subject, "budget")
+    return Section(title="Where the efficiency went", figures=figures, notes=notes)
 
 
 def phases(subject: Subject) -> Section | None:

@@ -246,6 +246,4 @@ def _rank_rows(run: Run, names: Mapping[Configuration, str]) -> Iterator[dict[st
 
 def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
     values = [each.values[field] for each in summaries if field in each.values]
-    return (
-        phrases.format_range([form(min(values)), form(max(values))]) if values else phrases.UNKNOWN
-    )
+    return phrases.format_range([*map(form, sorted(values))]) if values else phrases.UNKNOWN
