@@ -7,13 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpuscale.analysis.estimates import (
-    Sample,
-    Term,
-    grouped_log_sample,
-    log_sample,
-    welch_term,
-)
+from gpuscale.analysis.estimates import Sample, Term, grouped_log_sample, log_sample, welch_term
 from gpuscale.analysis.outliers import usual_values
 from gpuscale.analysis.probabilities import chi_squared_median, normal_quantile
 from gpuscale.base.grouping import by_key

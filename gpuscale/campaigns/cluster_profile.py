@@ -182,9 +182,8 @@ def find_profile(wanted: str | None) -> ClusterProfile:
     """Return a profile by name (`arc4`) or path (`./mysite.toml`); else raise a UsageError."""
     if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
         return read_profile(Path(wanted).expanduser())
-    known = {
-        path.stem: path for path in sorted((Path(__file__).parent / "profiles").glob("*.toml"))
-    }
+    shipped = (Path(__file__).parent / "profiles").glob("*.toml")
+    known = {path.stem: path for path in sorted(shipped)}
     if wanted is None or wanted not in known:
         problem = no_such(wanted or "", known, "cluster profile")
         raise UsageError(f"{problem}, or give a file such as ./mysite.toml (docs/clusters.md)")

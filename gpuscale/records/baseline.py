@@ -102,9 +102,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
             margin=self.margin, ok_bound=self.ok_bound, allocation_deviation=declared
         )
         limits = asdict(given).items()
-        return Limits(
-            **{name: self._overridden(key, metric, name, given) for name, given in limits}
-        )
+        return Limits(**{name: self._overridden(key, metric, name, own) for name, own in limits})
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
         """Return the fraction by which a row's metric may fall short of its published figure."""

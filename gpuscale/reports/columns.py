@@ -132,10 +132,8 @@ def odd_run_text(runs: Iterable[Run]) -> str:
     if place is None:
         return ""
     odd = by_cost.pop(place)
-    levels = [
-        level_text(level_at(PointKey.of(run), run.log_cost))
-        for run in (odd, by_cost[0], by_cost[-1])
-    ]
+    shown = (odd, by_cost[0], by_cost[-1])
+    levels = [level_text(level_at(PointKey.of(run), run.log_cost)) for run in shown]
     hosts = [
         sorted({rank.host for rank in run.ranks} | {node.host for node in run.nodes})
         for run in (odd, *by_cost)

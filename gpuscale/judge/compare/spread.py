@@ -189,9 +189,8 @@ def gain_of(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
     runs = moderated_term((of, 1 / of.sample.count) for of in (*baseline.samples, *current.samples))
-    return difference_of_levels(
-        baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
-    )
+    terms = runs, Term(variance=declared, df=math.inf)
+    return difference_of_levels(baseline.value - current.value, terms)
 
 
 def _gain_over_allocations(

@@ -138,10 +138,8 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     ]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
-    for label, face, indices in (
-        ("night", _COLOR, usual),
-        ("outlying night", SURFACE, row.outlying),
-    ):
+    kinds = ("night", _COLOR, usual), ("outlying night", SURFACE, row.outlying)
+    for label, face, indices in kinds:
         # A line without points would extend to the figure's corner and narrow the rest.
         if indices:
             axes.plot(
