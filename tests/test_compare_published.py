@@ -157,13 +157,9 @@ def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsisten
 
 
 def test_published_nights_that_slowed_all_gpus_alike_leave_the_speedup_narrow() -> None:
-    figures = (
-        replace(
-            figure(gpus, samples_per_s=rate),
-            nights={f"night {f}": rate * f for f in (0.85, 1.15, 0.9, 1.1)},
-        )
-        for gpus, rate in ((1, 1280), (2, 2400))
-    )
+    rates, factors = {1: 1280, 2: 2400}, (0.85, 1.15, 0.9, 1.1)
+    nights = {n: {f"night {f}": rate * f for f in factors} for n, rate in rates.items()}
+    figures = (replace(figure(n, samples_per_s=rates[n]), nights=nights[n]) for n in rates)
     slow = measured({1: [0.1 * f for f in SHARP], 2: [0.1067 / 0.85 * f for f in SHARP]})
     row = _last(published(*figures), slow)
     assert (row.verdict, row.changed_quantity) == (Verdict.INCONSISTENT, "E(n)")
