@@ -437,7 +437,7 @@ def test_a_refused_plot_is_one_line(tmp_path: Path) -> None:
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "has no data for this figure"),
         ((file, "--case", "other", "-o", tmp_path / "x.svg"), "no case 'other'; choose from mnist"),
         ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as the baseline"),
-        ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder; --figure history draws its nights"),
+        ((tmp_path, "-o", tmp_path / "x.svg"), "is a folder; give one of the files in it"),
         ((ARC4, "--baseline", ARC4, "-o", tmp_path / "x.svg"), "draw it alone"),
         (
             (file, "--figure", "history", "--baseline", ARC4, "-o", tmp_path / "x.svg"),

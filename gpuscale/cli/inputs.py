@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +56,6 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
     """Read results files; drop repeated runs, and excluded nights unless all are excluded."""
     read: list[Results] = []
     for path in paths:
-        _validate_no_folder(path)
         content = read_any(path) if or_baselines else read_results(path)
         if isinstance(content, Baseline) and not content.runs:
             raise FileError(path, "has no measured runs; give it first, before the results")
@@ -81,24 +79,11 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
 
 def read_content(path: Path) -> Results | Baseline:
     """Read a baseline or results file; keep only one copy of each run in results."""
-    _validate_no_folder(path)
     content = read_any(path)
     if isinstance(content, Baseline):
         return content
     say_left_out([content], _ALONE)
     return each_run_once([with_recorded_probes(path, content)])[0]
-
-
-def _validate_no_folder(path: Path) -> None:
-    if not is_folder(path):
-        return
-    files = sorted(files_below(path, _RESULTS_NAME.fullmatch))
-    if not files:
-        raise FileError(path, "is a folder without results; give one of the files in it")
-    use = f"name those to use, such as {shlex.quote(str(files[-1]))}"
-    nights = f"'gpuscale compare --history {shlex.quote(str(path))}' judges the last"
-    problem = f"is a folder with {counted(len(files), 'results file')}"
-    raise FileError(path, f"{problem}; {use}; {nights}")
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:

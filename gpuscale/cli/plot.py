@@ -74,9 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _measurements(
     paths: Sequence[Path], before: Path | None, arguments: argparse.Namespace
 ) -> Measurements:
-    if inputs.is_folder(paths[0]):
-        problem = "is a folder; --figure history draws its nights, or give one of the files in it"
-        raise FileError(paths[0], problem)
     first = read_any(paths[0])
     if isinstance(first, Baseline):
         if len(paths) > 1 or before is not None:
