@@ -91,16 +91,12 @@ def test_a_batch_that_only_the_command_knows_is_read_from_its_lines() -> None:
     assert refusal(odd) == "65 samples of a step cannot be divided among 2 GPUs"
 
 
-def test_too_few_windows_are_counted_with_the_time_that_ten_need() -> None:
+def test_too_few_windows_are_counted() -> None:
     said = read(reader(), steps(30)).explain_incomplete()
     assert said == (
         "30 lines had a step, up to 29, which makes 3 windows of at least 0.5 s after the warm-up, "
-        "of 10 needed; let it train for about 6.2 s, or print more often"
+        "of 10 needed; let it train longer, or print more often"
     )
-    # A line takes longer than a window would.
-    rare = [line._replace(arrived_s=100 + 2.0 * at) for at, line in enumerate(steps(5))]
-    said = read(reader(), rare).explain_incomplete()
-    assert said.endswith("let it train for about 25 s, or print more often")
 
 
 def test_steps_that_several_ranks_print_into_one_pipe_are_counted_once() -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.text import counted, format_seconds
+from gpuscale.base.text import counted
 from gpuscale.measure.worker.output import (
     COMMAND_SOURCE,
     KEPT_LINES,
@@ -197,11 +197,10 @@ class LogReader:
             needs_batch = self._command.batch_from_output
             return f"{why}; and --batch N, unless its lines print samples" if needs_batch else why
         found = counted(0 if windows is None else len(windows.spans), "window")
-        needed = format_seconds(series.needed_s(timing), 2)
         return (
             f"{series.count} lines had a step, up to {series.latest:g}, which makes "
             f"{found} of at least {timing.window_s:g} s after the warm-up, of {FEWEST_WINDOWS} "
-            f"needed; let it train for about {needed}, or print more often"
+            "needed; let it train longer, or print more often"
         )
 
     def validate_lines(self, rank: int, *, is_late: bool) -> None:

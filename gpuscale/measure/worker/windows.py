@@ -118,15 +118,6 @@ class Series:
 
         return max(self._loops.values(), key=seconds, default=[])
 
-    def needed_s(self, timing: TimingPlan) -> float:
-        """Estimate the training time needed for enough windows at the present rate of lines."""
-        pairs = [pair for points in self.stretches for pair in pairwise(points)]
-        line_s = statistics.fmean(later.at_s - one.at_s for one, later in pairs) if pairs else 0.0
-        # Every window ends with a line; the first line, and that after the warm-up, begin none.
-        lines = math.ceil(timing.window_s / line_s - ROUNDING) if line_s else 0
-        window_s = max(timing.window_s, lines * line_s)
-        return timing.warmup_s + 2 * line_s + FEWEST_WINDOWS * window_s
-
     @property
     def count(self) -> int:
         """The number of steps in the stretches."""
