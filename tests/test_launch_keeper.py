@@ -19,7 +19,7 @@ from statements import known
 from gpuscale.measure.launch.orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ThisNode, rank_variables
-from gpuscale.measure.telemetry.summary import telemetry_of
+from gpuscale.measure.telemetry.summary import with_telemetry
 from gpuscale.records import TimingPlan
 from gpuscale.records.evidence import Window
 
@@ -115,10 +115,11 @@ def test_a_nodes_gpus_are_sampled_until_its_first_rank_ends(tmp_path: Path, driv
     time_s = last.started_at_s + last.busy_s - first.started_at_s
     whole_run = Window(started_at_s=first.started_at_s, time_s=time_s, busy_s=(last.busy_s,))
     directory.gpus.write({host: {GPU_A: None}, "gone": {"none": None}})
-    report = telemetry_of(replace(run(1, 0.1), windows=(whole_run,)), directory)
+    report = with_telemetry(replace(run(1, 0.1), windows=(whole_run,)), directory)
     assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
     assert report.gpu_summaries[0].samples > 0
-    assert known(report.absent).startswith("gone: the GPU sampler ended before its first sample")
+    absent = known(report.telemetry_absent)
+    assert absent.startswith("gone: the GPU sampler ended before its first sample")
     keepers.close()
 
 

@@ -15,7 +15,7 @@ from test_store import refusal
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.telemetry.summary import TelemetryReport, telemetry_of
+from gpuscale.measure.telemetry.summary import with_telemetry
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment
@@ -178,7 +178,7 @@ def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     directory = RunDirectory(path=tmp_path)
     directory.gpus.write({})
-    kept = recorder.append(made(1, 1.0), telemetry_of(made(1, 1.0), directory))
+    kept = recorder.append(with_telemetry(made(1, 1.0), directory))
     assert (kept.allocation, kept.telemetry_absent) == ("4711", "no GPU: measured on CPU")
     recorder.close()
     assert recorder.new_runs == [kept]
@@ -191,8 +191,8 @@ def test_a_file_of_commands_names_their_software(tmp_path: Path, is_of_commands:
     recorder = recorder_in(tmp_path, environment())
     recorder.is_of_commands = is_of_commands
     found = replace(environment(), torch_version="9.9", host="another")
-    recorder.append(made(1, 1.0), TelemetryReport(), found)
-    recorder.append(made(1, 1.0, index=2), TelemetryReport(), None)
+    recorder.append(made(1, 1.0), found)
+    recorder.append(made(1, 1.0, index=2), None)
     recorder.close()
     recorded = read_results(recorder.path).environment
     assert recorded.torch_version == ("9.9" if is_of_commands else environment().torch_version)
@@ -200,7 +200,7 @@ def test_a_file_of_commands_names_their_software(tmp_path: Path, is_of_commands:
     # Where nothing is known of the interpreter, gpuscale's own stands in.
     recorder = recorder_in(tmp_path, environment(), "other.jsonl")
     recorder.is_of_commands = is_of_commands
-    recorder.append(made(1, 1.0), TelemetryReport(), None)
+    recorder.append(made(1, 1.0), None)
     recorder.close()
     assert read_results(recorder.path).environment.torch_version == environment().torch_version
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from builders import gpu_summary, run, window
+from changing import replace
 from statements import known
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.gpu_counters import NUMBERS, Reading, clock_events, values_problem
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SampledDevice, Tick, line_of
-from gpuscale.measure.telemetry.summary import TelemetryReport, summarize, telemetry_of
-from gpuscale.records import GpuSummary
+from gpuscale.measure.telemetry.summary import summarize, with_telemetry
+from gpuscale.records import GpuSummary, with_measured
 from gpuscale.records.record import from_json, to_json
 
 ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"
@@ -213,20 +214,18 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
         device = {uuid: SampledDevice(name="Fake V100")}
         look_of_one = tick(began_s + 1, **{uuid: busy(0.5)})
         directory.samples(host).write_text(header(**device) + look_of_one)
-    report = telemetry_of(run(1, 2.0), directory)
-    assert [(gpu.uuid, gpu.samples) for gpu in report.gpu_summaries] == [(A, 1), (B, 1)]
-    assert report.absent == f"node3: {ENDED}"
+    found = with_telemetry(run(1, 2.0), directory)
+    assert [(gpu.uuid, gpu.samples) for gpu in found.gpu_summaries] == [(A, 1), (B, 1)]
+    assert found.telemetry_absent == f"node3: {ENDED}"
     directory.gpus.write({"node3": {"cccc": None}})
-    alone = telemetry_of(run(1, 2.0), directory)
-    assert alone.absent == ENDED
+    alone = with_telemetry(run(1, 2.0), directory)
+    assert alone.telemetry_absent == ENDED
 
 
 def test_energy_of_a_step_is_a_metric_of_valid_runs_alone() -> None:
     summary = GpuSummary(uuid=A, name="V100", samples=9, values={"energy_j": 100.0})
-    telemetry = TelemetryReport((summary,), "node2: no sample")
     for made in (run(1, 2.0), run(1, None)):
-        found = telemetry.added_to(made)
-        assert (found.gpu_summaries, found.telemetry_absent) == ((summary,), "node2: no sample")
+        found = with_measured(replace(made, gpu_summaries=(summary,)))
         assert ("energy_per_sample_j" in found.measured) is made.is_valid
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
-from gpuscale.measure.telemetry.summary import TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import (
     Environment,
@@ -88,15 +87,13 @@ class Recorder:
             then = self._before.environment
             _validate_same(self.path, environment_diff.script_changes([then], [self.environment]))
 
-    def append(
-        self, run: Run, telemetry: TelemetryReport, software: Environment | None = None
-    ) -> Run:
-        """Write a run to disk together with its telemetry, and return the complete run.
+    def append(self, run: Run, software: Environment | None = None) -> Run:
+        """Write a run to disk, and return it with its job.
 
         `software` describes a command's interpreter, known only after a run. Raise a UsageError if
         it differs from the software recorded in a resumed file.
         """
-        run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
+        run = replace(run, allocation=self.environment.job_id)
         if self.resumed is not None and _is_of_commands(self._before):
             software = software or self.environment
             faults = self._before.injections

@@ -19,7 +19,7 @@ from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
 from gpuscale.measure.launch.collect import command_figures, command_software
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.measure.schedulers.scheduler import answer_of
-from gpuscale.measure.telemetry.summary import telemetry_of
+from gpuscale.measure.telemetry.summary import with_telemetry
 from gpuscale.plugin.items import ItemPlan, NoRun
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
@@ -153,9 +153,9 @@ class RunMaker:
             with progress_line(self.terminal, self.launcher, request):
                 run = self.launcher.run(request)
             left = self.launcher.last
-            telemetry, software = telemetry_of(run, left), command_software(request, left)
-            runs = runs_by_metric(request, run, command_figures(request, left))
-            made = [self.recorder.append(each, telemetry, software) for each in runs]
+            software, figures = command_software(request, left), command_figures(request, left)
+            runs = runs_by_metric(request, with_telemetry(run, left), figures)
+            made = [self.recorder.append(each, software) for each in runs]
             return made[0]
         except KeyboardInterrupt:
             # Otherwise pytest would print where in gpuscale the signal arrived.

@@ -21,34 +21,29 @@ _NONE_WITHIN = "no sample fell into the run's windows"
 
 @dataclass(frozen=True, slots=True)
 class TelemetryReport:
-    """The telemetry of one run."""
+    """The telemetry of one node in one run."""
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
-    """The reason why summaries are missing for the run or some nodes; None if all are present."""
-
-    def added_to(self, run: Run) -> Run:
-        """Return the run with this telemetry and, if valid, the metrics computed from it."""
-        summaries = self.gpu_summaries
-        return with_measured(replace(run, gpu_summaries=summaries, telemetry_absent=self.absent))
+    """The reason why there are no summaries; None if there are."""
 
 
-def telemetry_of(run: Run, directory: RunDirectory) -> TelemetryReport:
-    """Summarise a run's samples over its windows; for nodes without samples, give the reason.
+def with_telemetry(run: Run, directory: RunDirectory) -> Run:
+    """Return the run with its samples, summarised over its windows, and the metrics from them.
 
     Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
     clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
     """
-    if not (gpus := directory.gpus.read()):
-        return TelemetryReport(absent="no GPU: measured on CPU")
+    gpus, summaries = directory.gpus.read(), list[GpuSummary]()
+    absent = [] if gpus else ["no GPU: measured on CPU"]
     windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
-    summaries, absent = list[GpuSummary](), list[str]()
     for host in gpus:
         report = summarize(directory.samples(host), windows)
         summaries += report.gpu_summaries
         if report.absent:
             absent.append(f"{host}: {report.absent}" if len(gpus) > 1 else report.absent)
-    return TelemetryReport(tuple(summaries), "; ".join(absent) or None)
+    reason = "; ".join(absent) or None
+    return with_measured(replace(run, gpu_summaries=tuple(summaries), telemetry_absent=reason))
 
 
 def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
