@@ -132,10 +132,8 @@ def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() ->
     # Of several the largest, whichever way: here of E(4).
     both = compare(baseline({1: QUIET, 4: QUIET}), [measured({1: [0.02] * 3, 4: [2.0] * 3})])
     facts = facts_of(both.notes, "unlikely_change")
-    assert (facts["row"].gpus, facts["others"]) == (4, 1)
-    assert facts["factor"] == pytest.approx(0.01, rel=0.01)
+    assert (facts["row"].gpus, facts["others"], facts["factor"]) == pytest.approx((4, 1, 0.01))
     twice = compare(baseline({1: [1.0] * 6}), [measured({1: [0.5] * 3})])
-    assert known(row_on(1, twice).change).value == 1.0
     assert "unlikely_change" not in {note.code for note in twice.notes}
 
 
