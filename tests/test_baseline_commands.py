@@ -193,7 +193,7 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     answer = shell(*command)
     assert (answer.returncode, (shell.folder / "a").exists()) == (2, False)
     assert max(map(len, answer.stderr.splitlines())) <= 100
-    waiting = "written: wait until the host is idle (1.7 of 2 cores used by others), and measure"
+    waiting = "busy host (1.7 of 2 cores used by others); measure into a new file while"
     assert waiting in " ".join(answer.stderr.split())
     assert shell(*command, "--weak").returncode == 0
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6

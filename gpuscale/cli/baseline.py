@@ -29,8 +29,8 @@ from gpuscale.records import Baseline, Hardware, Tolerances
 from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.records.run import busy_hosts, were_hosts_busy
-from gpuscale.reports.phrases import busy_text, load_text, runs_text
+from gpuscale.records.run import were_hosts_busy
+from gpuscale.reports.phrases import busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.store.files import make_folder, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
@@ -97,8 +97,7 @@ def _record(arguments: argparse.Namespace) -> int:
         wanted += " while nothing else runs, or longer ones (--run-seconds)"
         if were_hosts_busy(baseline.runs):
             # Further runs would not take the busy ones out of the file.
-            load = load_text(busy_hosts(baseline.runs)[0][1])
-            wanted = f"wait until the host is idle ({load}), and measure into a new file"
+            wanted = f"{busy_text(baseline.runs)}; measure into a new file while it is idle"
         validate_strength(losses, f"{wanted}, or take it with --weak")
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
