@@ -76,10 +76,7 @@ class Launcher:
         return replace(found, launcher=self._starter.name, nodes=nodes)
 
     def run(self, request: RunRequest) -> Run:
-        """Execute a run and return the result. If a rank fails, `Run.failure` has the reason.
-
-        All ranks have ended when this method returns.
-        """
+        """Execute a run; return it, with a `failure` if a rank failed, once all have ended."""
         self._kept.close()
         folder = self._kept.enter_context(self._scratch_folder("run-"))
         self.last = directory = RunDirectory(path=folder)

@@ -93,10 +93,7 @@ class Keepers:
     def __init__(
         self, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> None:
-        """Start a keeper for each rank of a placement, with a log in `folder`, and wait for them.
-
-        If a keeper does not start, `is_usable` is False.
-        """
+        """Start a keeper for each rank of a placement, with a log in `folder`; wait for them."""
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
         """Socket to which keepers connect, if any, and the streams that carry their orders."""
@@ -123,7 +120,7 @@ class Keepers:
         self.output = ""
         """Reason why the keepers cannot start ranks: their errors or log; empty if they can."""
         self.is_usable = True
-        """False once a keeper has been lost or may be broken: the next run needs new keepers."""
+        """False if a keeper did not start, is lost or may be broken; a run then needs new ones."""
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._orders = 0

@@ -64,10 +64,7 @@ class ProcessStarter(Protocol):
     """True if the standard input of the program reaches all processes that it starts."""
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts of the job, in the order in which they receive ranks.
-
-        Raise a UsageError outside a job or if the program is missing.
-        """
+        """Return the job's hosts in the order of ranks; raise UsageError without job or program."""
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the command line that starts `program` once for each rank of the placement."""
