@@ -15,7 +15,6 @@ from gpuscale.campaigns.cluster_profile import (
     Measured,
     find_profile,
     parse_profile,
-    read_profile,
 )
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.store.files import decode_content
@@ -95,7 +94,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(FileError, match=problem) as raised:
-        read_profile(path)
+        find_profile(str(path))
     assert "\n" not in str(raised.value)
 
 

@@ -10,7 +10,7 @@ from builders import measured
 from ci_checkout import write_program
 from measuring import REPOSITORY, run_pytest
 
-from gpuscale.campaigns.cluster_profile import ClusterProfile, read_profile
+from gpuscale.campaigns.cluster_profile import ClusterProfile, find_profile
 from gpuscale.cli import init
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.store.files import write_baseline
@@ -29,7 +29,7 @@ def made(folder: Path, **programs: str) -> ClusterProfile:
     assert (answer.returncode, answer.stderr) == (0, "")
     answer = gpuscale(folder / "made", "submit", "./mysite.toml", "--print")
     assert (answer.returncode, answer.stderr) == (0, "")
-    return read_profile(folder / "made" / "mysite.toml")
+    return find_profile(str(folder / "made" / "mysite.toml"))
 
 
 COMMANDS = {"slurm": "sbatch scontrol sacct", "sge": "qsub qstat qacct", "pbs": "qsub qstat"}

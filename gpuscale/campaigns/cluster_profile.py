@@ -179,19 +179,16 @@ def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> Clust
 
 
 def find_profile(wanted: str | None) -> ClusterProfile:
-    """Return a profile by name (`arc4`) or path (`./mysite.toml`); else raise a UsageError."""
-    if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
-        return read_profile(Path(wanted).expanduser())
+    """Read a profile by name (`arc4`) or path (`./mysite.toml`); raise UsageError or FileError."""
     shipped = (Path(__file__).parent / "profiles").glob("*.toml")
     known = {path.stem: path for path in sorted(shipped)}
-    if wanted is None or wanted not in known:
+    if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):
+        path = Path(wanted).expanduser()
+    elif wanted is not None and wanted in known:
+        path = known[wanted]
+    else:
         problem = no_such(wanted or "", known, "cluster profile")
         raise UsageError(f"{problem}, or give a file such as ./mysite.toml (docs/clusters.md)")
-    return read_profile(known[wanted])
-
-
-def read_profile(path: Path) -> ClusterProfile:
-    """Read a profile from a file; raise a FileError that names an invalid field."""
     return read_with(path, lambda text: parse_profile(text, path.stem))
 
 
