@@ -190,7 +190,8 @@ def test_a_folder_stands_for_its_only_results(tmp_path: Path) -> None:
         (nights / name / "results.jsonl").write_bytes(RESULTS.read_bytes())
     record = ("baseline", "record", nights, "--cluster", "here", "-o", tmp_path / "new.json")
     for command in (("compare", nights, RESULTS), ("compare", ARC4, nights), record):
-        assert "nights: is a folder; give one of the files in it" in refusal(*command)
+        said = refusal(*command)
+        assert "nights: is a folder; give one of the files in it; 'gpuscale history' and" in said
     alone = gpuscale("show", nights / "a")
     assert alone.stdout == gpuscale("show", nights / "a" / "results.jsonl").stdout
     assert gpuscale("compare", nights / "a", ARC4).returncode == 2

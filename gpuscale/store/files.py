@@ -123,7 +123,8 @@ def validate_readable(path: Path) -> None:
     # Opening a device can already act on it.
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
-        raise FileError(path, "is a folder; give one of the files in it")
+        nights = "'gpuscale history' and 'gpuscale compare --history' take a folder of nights"
+        raise FileError(path, f"is a folder; give one of the files in it; {nights}")
     if not stat.S_ISREG(status.st_mode):
         raise FileError(path, "is not a regular file (a device, pipe or socket); save it first")
     if status.st_size > MOST_BYTES:
