@@ -70,8 +70,10 @@ def next_step(cause: Cause) -> str:
 def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     if cause.code in NOT_ESTABLISHED:
         return cause.kind, NOT_ESTABLISHED[cause.code]
-    grown_s = sorted(map(_grown_s, (cause, *alike)))
-    signed = [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in grown_s]
+    lost_s = sorted(
+        _grown_s(each) if each.lost_s is None else each.lost_s for each in (cause, *alike)
+    )
+    signed = [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in lost_s]
     added = phrases.format_range(signed)
     took = f"{duration(cause.after_s)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)

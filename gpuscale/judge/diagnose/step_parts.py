@@ -21,8 +21,8 @@ _PRIOR_DF = 3.0
 _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
 _OTHER_PHASES = 0.2
-"""Largest share of the lost computing time that all other phases together may have if a phase is
-named."""
+"""Largest share of the lost computing time by which all other phases together may have grown if a
+phase is named."""
 _LAG_FRACTION = 0.5
 """Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
 of the mean excess skew above which a run's skew is unusual."""
@@ -124,9 +124,11 @@ def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tupl
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
     lost_s, before_s = sum(grown_s.values()), sum(phase.before_s for phase in phases)
-    others_s = sum(map(abs, grown_s.values())) - grown_s[most.name]
-    if others_s > _OTHER_PHASES * lost_s:
+    others_grown_s = [seconds for name, seconds in grown_s.items() if name != most.name]
+    if sum(max(0.0, other_s) for other_s in others_grown_s) > _OTHER_PHASES * lost_s:
         return None, False
+    # What phases got shorter shows how much of an even slowdown noise may hide.
+    others_s = sum(map(abs, others_grown_s))
     return most.name, others_s * before_s < (lost_s - change.noise_s) * (before_s - most.before_s)
 
 
