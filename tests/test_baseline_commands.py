@@ -199,7 +199,8 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
     shell.write("noisy", noisy)
     (more,) = re.findall(
-        r"\(perhaps enough: --runs (\d+) ", " ".join(shell(*command[:-1], "c.json").stderr.split())
+        r"\(enough if they differ no more: --runs (\d+) ",
+        " ".join(shell(*command[:-1], "c.json").stderr.split()),
     )
     # Twice as many would not do.
     assert int(more) > 20

@@ -145,6 +145,16 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     assert "reference of E" not in one.reason
 
 
+def test_runs_of_tonight_that_differ_more_are_named_beside_those_of_the_baseline() -> None:
+    quiet = [0.1, 0.1003, 0.0997]
+    before, now = baseline({1: quiet, 2: [0.11, 0.118, 0.104]}), {1: quiet, 2: [0.1, 0.13, 0.11]}
+    compared = compare(before, [measured(now)])
+    _, two = viewed(compared, measured(now)).rows
+    assert "differ by 6.5 % from one to the next and these by 14 %" in two.reason
+    step = "measure again at a quieter time or on another host, or loosen the row's limits"
+    assert said(compared, measured(now))["next"].startswith(step)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

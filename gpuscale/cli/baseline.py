@@ -91,7 +91,7 @@ def _record(arguments: argparse.Namespace) -> int:
         # runs often underestimate.
         more = math.ceil(2 * most * (min(worst, 1.0) / TOO_WEAK) ** 2)
         file = shlex.quote(visible(str(arguments.results[-1])))
-        wanted = f"add runs (perhaps enough: --runs {more} --resume {file})"
+        wanted = f"add runs (enough if they differ no more: --runs {more} --resume {file})"
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
         wanted += " while nothing else runs, or longer ones (--run-seconds)"

@@ -54,6 +54,7 @@ class Facts(TypedDict, total=False):
     reference: float
     significance: float
     throughput: float
+    tonight: float
     tolerance: float
     value: float
     # Counts.

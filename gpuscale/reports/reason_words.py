@@ -52,7 +52,7 @@ _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
 _BASELINE_DIFFERS = (
     "further runs alone would probably not settle it, since those of the "
-    "baseline{on_1} differ by {deviation} from one to the next"
+    "baseline{on_1} differ by {deviation} from one to the next{tonight}"
 )
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
@@ -382,6 +382,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "changes": lambda changes: "; ".join(map(environment_text, changes)),
     "packages": lambda count: f"{counted(count, 'package')} differ{'s' if count == 1 else ''}",
     "deviation": rough_percent,
+    "tonight": lambda deviation: f" and these by {rough_percent(deviation)}",
     "difference": percent_text,
     "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": lambda counts: ", ".join(
@@ -405,6 +406,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
+    texts.setdefault("tonight", "")
     texts["on_1"] = f" on 1 {texts['device']}, {OF_REFERENCE}," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -40,7 +40,7 @@ _MOVED_CODES = {
     Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
     Finding.REFERENCE_FASTER: "reference_faster",
 }
-_RUNS_OF_BOTH = FURTHER_RUNS[5:-1]
+_RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
 """Candidates for the number of runs on each side that would show that nothing changed."""
 _MOSTLY = 0.8
 """Probability with which an unchanged row should pass after that many runs."""

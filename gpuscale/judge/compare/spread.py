@@ -156,8 +156,11 @@ def largest_spread(
     else:
         grown = current.with_further_runs(further_runs)
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
-    widest = max(side.samples, key=lambda sample: sample.own_variance)
-    variance = widest.own_variance
+    # Few runs of the baseline keep a row open, but those of tonight may differ by more.
+    sides = (side, current)
+    variances = [[sample.own_variance for sample in each.samples] for each in sides]
+    widest = max(range(len(side.samples)), key=lambda at: max(of[at] for of in variances))
+    variance, tonight = variances[0][widest], variances[1][widest]
     if between > most:
         code, variance, most = "nights_differ", between / shares, between
     samples = (*before, *now)
@@ -167,7 +170,9 @@ def largest_spread(
     if of_others > most and others > _FAR_NOISIER * own:
         code, variance = "other_rows_differ", others
     facts: Facts = {"deviation": exponential(math.sqrt(variance)) - 1}
-    if widest is not side.samples[0] and code in ("runs_differ", "baseline_runs_differ"):
+    if code == "baseline_runs_differ" and current.samples[widest].sample.df:
+        facts["tonight"] = exponential(math.sqrt(tonight)) - 1
+    if widest and code in ("runs_differ", "baseline_runs_differ"):
         facts["on_1"] = True
     return Statement(code, facts)
 

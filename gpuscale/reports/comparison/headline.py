@@ -67,7 +67,8 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
-        return word, f"{len(rows)} {of_all}: {what}"
+        passing = " pass" if len({*verdicts}) > 1 else ""
+        return word, f"{len(rows)} {of_all}{passing}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
     what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)

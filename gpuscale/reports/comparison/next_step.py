@@ -29,6 +29,8 @@ _EARLIER = {
     "nights": "as many runs as an earlier night has",
 }
 """How many runs a row should have, keyed by kind of baseline."""
+_NOISIER = 2.0
+"""Factor by which tonight's runs must differ more for only these to be measured again."""
 _FEWEST_LONGER = 6
 """Smallest advised number of longer runs."""
 
@@ -114,6 +116,9 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     if seconds := max(row.longer_s for row in rows if row.entry.configuration == configuration):
         runs = max(_FEWEST_LONGER, comparison.after.most_runs or 0)
         return f"measure {what} in longer runs: pytest … --run-seconds {seconds} --runs {runs}"
+    facts = [part.facts for part in parts_of(worst.entry.reason) if "tonight" in part.facts]
+    if any(each["tonight"] > _NOISIER * each["deviation"] for each in facts):
+        what = "again"
     where = "at a quieter time or on another host"
     return f"measure {what} {where}, or loosen the row's limits (docs/baselines.md)"
 
