@@ -30,7 +30,9 @@ from gpuscale.reports.comparison.texts import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
-MORE_RUNS = "make about 3 more runs: pytest … --runs 5 --resume night.jsonl"
+MORE_RUNS = (
+    "make about 3 more runs: pytest … --runs 5 --resume night.jsonl (other options as before)"
+)
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 SIDES = ("busy_host_before", "busy_host")
@@ -331,9 +333,9 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
         noisy("both_sides_differ", deviation=0.2, runs=40),
     )
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
-    for rows in ((uneven,), (soon, replace(uneven, change=lower))):
+    for minutes, rows in ((2, (uneven,)), (3, (soon, replace(uneven, change=lower)))):
         step = "measure both sides in longer runs: pytest … --run-seconds 12 --runs 6"
-        assert headline(comparison(*rows))["next"] == step
+        assert headline(comparison(*rows))["next"] == f"{step} (about {minutes} min each)"
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
-    the row with the most devices whose own runs it names. Why a cause is unknown is omitted if the
-    headline says it. If that has `advice`, the first explanation has none; none is given twice.
+    the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
+    that has `advice`, the first explanation has none; none is given twice.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
@@ -119,7 +119,7 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     said = {advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
-        shown = max(group, key=lambda row: (OF_REFERENCE not in row.reason, row.entry.key.gpus))
+        shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
         for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (advice and not number)
@@ -147,7 +147,8 @@ def _row_group_key(row: Row) -> object:
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on
     # one GPU. If each GPU is slower, details of the reason must not separate the rows.
-    what = (*(part.code for part in parts), "E(" in row.explanation)
+    about_other_row = "E(" in row.explanation, OF_REFERENCE in row.reason
+    what = (*(part.code for part in parts), *about_other_row)
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         what = ()
     metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)

@@ -1,5 +1,6 @@
 """Advice on the next step after a comparison."""
 
+import math
 import shlex
 from collections.abc import Container, Sequence
 
@@ -31,8 +32,8 @@ _EARLIER = {
 """How many runs a row should have, keyed by kind of baseline."""
 _NOISIER = 2.0
 """Factor by which tonight's runs must differ more for only these to be measured again."""
-_FEWEST_LONGER = 6
-"""Smallest advised number of longer runs."""
+_FEWEST_LONGER, _MOST_LONGER = 6, 12
+"""Smallest and largest advised number of longer runs."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -96,7 +97,8 @@ def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
     in_all, runs = max(filter(None, wanted), default=(0, ""))
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    return f"make {runs}: {maker} … --runs {in_all} --resume {resume}" if runs else ""
+    command = f"{maker} … --runs {in_all} --resume {resume} (other options as before)"
+    return f"make {runs}: {command}" if runs else ""
 
 
 def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
@@ -112,10 +114,12 @@ def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     """Return how to make runs longer or, if that would hardly help, what may."""
     what = "each night" if comparison.baseline_kind == "nights" else "both sides"
-    configuration = worst.entry.configuration
-    if seconds := max(row.longer_s for row in rows if row.entry.configuration == configuration):
-        runs = max(_FEWEST_LONGER, comparison.after.most_runs or 0)
-        return f"measure {what} in longer runs: pytest … --run-seconds {seconds} --runs {runs}"
+    alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
+    if seconds := max(row.longer_s for row in alike):
+        runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
+        command = f"pytest … --run-seconds {seconds} --runs {runs}"
+        minutes = math.ceil(len(alike) * runs * seconds / 60)
+        return f"measure {what} in longer runs: {command} (about {minutes} min each)"
     facts = [part.facts for part in parts_of(worst.entry.reason) if "tonight" in part.facts]
     if any(each["tonight"] > _NOISIER * each["deviation"] for each in facts):
         what = "again"

@@ -173,7 +173,10 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    return losses_found([entry])
+    found = losses_found([entry])
+    # Beside an E, a loss could be taken for one of E.
+    of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+    return found.replace(" would be", " of samples/s would be") if of_speedup else found
 
 
 def _allowed(reason: Statement) -> str:
