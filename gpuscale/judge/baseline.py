@@ -156,7 +156,7 @@ def revised(
 
 
 def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Results]) -> Baseline:
-    """Return the baseline with other runs, and with what the results say of those from them."""
+    """Return the baseline with `runs`, and the metadata of the `results` that some come from."""
     used = {run.allocation for run in runs}
     left = {name: where for name, where in baseline.environments.items() if name in used}
     known = (baseline.gpuscale_version or "").split(", ")

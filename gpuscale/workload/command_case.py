@@ -69,7 +69,7 @@ class CommandCase(Case):
     better: ClassVar[Mapping[str, Literal["more", "less"]]] = {}
     """The better direction (`more` or `less`) of each metric whose name does not imply it."""
     scaling: ClassVar[ScalingMode | None] = None
-    """Work behind a printed time: equal on each GPU (`weak`), or equal in total (`strong`)."""
+    """Whether the work per printed time is constant per GPU (`weak`) or in total (`strong`)."""
 
     @classmethod
     def metrics(cls) -> tuple[OpenMetric, ...]:

@@ -161,7 +161,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the deviation of a log step time, or log ratio of two, from its level on a night."""
+    """Return the night-to-night deviation of a log step time, or log ratio of two, on a level."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)

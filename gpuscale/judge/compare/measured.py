@@ -43,7 +43,7 @@ _MOVED_CODES = {
 _RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
 """Candidates for the number of runs on each side that would show that nothing changed."""
 _MOSTLY = 0.8
-"""Probability with which an unchanged row should pass after that many runs."""
+"""Smallest probability that an unchanged row passes with the number of runs stated."""
 _EVEN_ODDS = 0.5
 """One-sided p-value if no change is observed; the p-value of any observed loss is smaller."""
 

@@ -142,7 +142,7 @@ class _Watch:
             )
 
     def _look(self) -> tuple[int | None, bool]:
-        """Read and check lines for a while; return the exit code, if any, and if time is up."""
+        """Read lines for a while; return the exit code, if there is one, and whether time is up."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:

@@ -112,7 +112,7 @@ def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
 
 
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
-    """Return how to make runs longer or, if that would hardly help, what may."""
+    """Return advice on longer runs or, if these would hardly help, on what else might help."""
     what = "each night" if comparison.baseline_kind == "nights" else "both sides"
     alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
     if seconds := max(row.longer_s for row in alike):
