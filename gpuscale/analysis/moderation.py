@@ -103,7 +103,7 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """Return the samples of both sides of a comparison by row: the baseline's, then the others.
+    """Return the samples of both sides of a comparison by row: first the baseline's.
 
     Each variance is shrunk towards that of all other samples, or of the same row on the other side
     if that is larger. If a row's own runs rule out the variance of the other rows, only the row's

@@ -32,7 +32,6 @@ from gpuscale.reports.phrases import (
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
-OF_REFERENCE = "the reference of E"
 ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
@@ -407,7 +406,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
     texts.setdefault("tonight", "")
-    texts["on_1"] = f" on 1 {texts['device']}, {OF_REFERENCE}," if "on_1" in texts else ""
+    texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}
         texts["rate"] = rate_word(entry.configuration)

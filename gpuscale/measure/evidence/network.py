@@ -63,7 +63,7 @@ _PORTS: Mapping[PortKind, tuple[str, *tuple[_Fact, ...]]] = {
         _Fact("rate_gbit_s", "speed", _SPEED, lambda mbit_s: int(mbit_s) / 1000),
     ),
 }
-"""By kind of port: glob pattern of its folders below `/sys/class`, then the facts in each."""
+"""Glob pattern of the folders of each kind of port in `/sys/class`, then the facts in each."""
 
 _Readings = dict[tuple[str, str | None], tuple[Port, Mapping[str, int | str]]]
 """Ports and their counters, keyed by name and PCI address: another adapter may take over a name

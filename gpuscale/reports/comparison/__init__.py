@@ -21,7 +21,7 @@ from gpuscale.reports.comparison.rows import (
     sharing,
     subject_of,
 )
-from gpuscale.reports.reason_words import OF_REFERENCE, parts_of, statement_text
+from gpuscale.reports.reason_words import parts_of, statement_text
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -147,7 +147,7 @@ def _row_group_key(row: Row) -> object:
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on
     # one GPU. If each GPU is slower, details of the reason must not separate the rows.
-    about_other_row = "E(" in row.explanation, OF_REFERENCE in row.reason
+    about_other_row = "E(" in row.explanation, any("on_1" in part.facts for part in parts)
     what = (*(part.code for part in parts), *about_other_row)
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         what = ()

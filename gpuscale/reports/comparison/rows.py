@@ -173,10 +173,9 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    found = losses_found([entry])
     # Beside an E, a loss could be taken for one of E.
     of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-    return found.replace(" would be", " of samples/s would be") if of_speedup else found
+    return losses_found([entry], " of samples/s" if of_speedup else "")
 
 
 def _allowed(reason: Statement) -> str:
@@ -226,7 +225,7 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     return phrases.enumerated(phrases.row_texts(named, rows[0].entry.device, _NAMED_SUBJECTS))
 
 
-def losses_found(entries: Iterable[EntryVerdict]) -> str:
+def losses_found(entries: Iterable[EntryVerdict], of_what: str = "") -> str:
     """Describe the smallest detectable losses, `a loss of 2.3 % to 6.3 % (by row) …`, if known."""
     losses = (entry.minimum_detectable_loss for entry in entries)
     known = sorted(loss for loss in losses if loss is not None)
@@ -234,7 +233,7 @@ def losses_found(entries: Iterable[EntryVerdict]) -> str:
     if not texts:
         return ""
     by_row = " (by row)" if texts[0] != texts[-1] else ""
-    return f"a loss of {phrases.format_range(texts)}{by_row} would be {phrases.FOUND}"
+    return f"a loss of {phrases.format_range(texts)}{of_what}{by_row} would be {phrases.FOUND}"
 
 
 def losses_of_passed(rows: Sequence[Row]) -> str:
