@@ -305,37 +305,22 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
         assert headline(comparison(*rows))["next"].startswith("make about 3 more runs: ")
 
 
-def test_as_many_runs_come_first_as_the_row_says_both_sides_need_or_as_the_baseline_has() -> None:
-    for row, wanted in (
-        (
-            noisy("baseline_runs_differ", deviation=0.05, of_both=40),
-            "about 38 more runs: pytest … --runs 40",
-        ),
-        (noisy("baseline_runs_differ", deviation=0.05, of_both=0), ""),
-        (
-            noisy("unknown_further_runs", too_few=3, baseline_runs=30),
-            "as many runs as the baseline has: pytest … --runs 30",
-        ),
-        (
-            noisy("unknown_further_runs", too_few=3, baseline_runs=0),
-            "twice as many runs: pytest … --runs",
-        ),
-    ):
-        step = headline(comparison(row))["next"]
-        assert step.startswith(
-            f"make {wanted}" if wanted else "if you know of no change or fault, add"
-        )
+def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell_more() -> None:
+    both = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
+    unknown = noisy("unknown_further_runs", too_few=3, in_all=12)
+    for rows, more, in_all in (((both,), 38, 40), ((unknown,), 10, 12), ((both, unknown), 10, 12)):
+        step = headline(comparison(*rows))["next"]
+        assert step.startswith(f"make about {more} more runs: pytest … --runs {in_all} --resume")
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
-    soon, uneven = (
-        noisy("further_runs", needed=3),
-        noisy("both_sides_differ", deviation=0.2, runs=40),
-    )
-    lower = Estimate(value=-0.2, low=-0.5, high=0.05)
-    for minutes, rows in ((2, (uneven,)), (3, (soon, replace(uneven, change=lower)))):
+    uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
+    lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
+    for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
         step = "measure both sides in longer runs: pytest … --run-seconds 12 --runs 6"
         assert headline(comparison(*rows))["next"] == f"{step} (about {minutes} min each)"
+    soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
+    assert soon.startswith("make about 3 more runs: ")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, rough_percent, visible
@@ -85,16 +86,21 @@ def _record(arguments: argparse.Namespace) -> int:
     for note in nights:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
+    most = max(map(len, entries.values()))
     if not arguments.weak:
-        most, worst = max(map(len, entries.values())), losses[0].loss
+        worst = losses[0].loss
         # The smallest loss found is about proportional to the deviation of a mean, which a few
         # runs often underestimate.
-        more = math.ceil(2 * most * (min(worst, 1.0) / TOO_WEAK) ** 2)
+        fewest, more = (math.ceil(n * most * (min(worst, 1.0) / TOO_WEAK) ** 2) for n in (1, 2))
         file = shlex.quote(visible(str(arguments.results[-1])))
-        wanted = f"add runs (enough if they differ no more: --runs {more} --resume {file})"
+        in_all = f"{fewest} to {more} in all, if they differ no more"
+        wanted = f"add runs ({in_all}: --runs {more} --resume {file})"
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
-        wanted += " while nothing else runs, or longer ones (--run-seconds)"
+        wanted += " while nothing else runs"
+        measured = entries_of(run for result in results for run in result.runs)
+        if seconds := max(map(longer_run_s, measured.values())):
+            wanted += f", or make longer ones (--run-seconds {seconds})"
         if were_hosts_busy(baseline.runs):
             # Further runs would not take the busy ones out of the file.
             wanted = f"{busy_text(baseline.runs)}; measure into a new file while it is idle"
@@ -108,7 +114,8 @@ def _record(arguments: argparse.Namespace) -> int:
         by_default = smallest_losses(baseline, dict.fromkeys(sizes, MINIMUM_RUNS))[0].loss
         if by_default > max(TOO_WEAK, losses[0].loss):
             least = "no loss" if math.isinf(by_default) else f"{rough_percent(by_default)} or more"
-            strength += f"; of {MINIMUM_RUNS} runs, the default: {least}, so measure as many later"
+            strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
+            strength += f": measure with --runs {most}"
     say(strength)
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")

@@ -59,11 +59,11 @@ class Facts(TypedDict, total=False):
     value: float
     # Counts.
     all_made: int
-    baseline_runs: int
     busy: int
     enough: int
     failed: int
     failures: Mapping[str, int]
+    in_all: int
     made: int
     needed: int | None
     of_both: int

@@ -177,14 +177,14 @@ def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> State
             return forecast_unknown(**_runs_so_far(pairing))
     if found.code != "baseline_runs_differ":
         return found
-    if (of_both := _runs_of_both(pairing, rule)) is None:
-        most_of_both: Facts = {"runs": _RUNS_OF_BOTH[-1]}
-        return Statement.of("both_sides_differ", **(found.facts | most_of_both))
-    return Statement(found.code, found.facts | {"of_both": of_both})
+    return _on_both_sides(pairing, rule, found.facts)
 
 
-def _runs_of_both(pairing: Pairing, rule: _Rule) -> int | None:
-    """Return how many runs on each side would make an unchanged row `ok` 4 times in 5, if known."""
+def _on_both_sides(pairing: Pairing, rule: _Rule, facts: Facts) -> Statement:
+    """Say how many runs on each side would make an unchanged row `ok` 4 times in 5, if known."""
+    made = [runs.sample.count for side in (pairing.before, pairing.after) for runs in side.samples]
+    most = max(_RUNS_OF_BOTH[-1], 2 * max(made))
+    candidates = [count for count in (*_RUNS_OF_BOTH, most) if count > min(made)]
 
     def pass_if_unchanged(runs: int) -> bool:
         before, after = (side.with_at_least(runs) for side in (pairing.before, pairing.after))
@@ -192,8 +192,10 @@ def _runs_of_both(pairing: Pairing, rule: _Rule) -> int | None:
         tests = grown.quantities(rule.tolerances, rule.rates).tests
         return all(test.with_gain(-(test.gain.half_width(_MOSTLY) or 0.0)).is_ok for test in tests)
 
-    place = bisect_left(_RUNS_OF_BOTH, True, key=pass_if_unchanged)
-    return _RUNS_OF_BOTH[place] if place < len(_RUNS_OF_BOTH) else None
+    place = bisect_left(candidates, True, key=pass_if_unchanged)
+    if place == len(candidates):
+        return Statement.of("both_sides_differ", **(facts | Facts(runs=most)))
+    return Statement("baseline_runs_differ", facts | Facts(of_both=candidates[place]))
 
 
 def _reason(

@@ -21,6 +21,9 @@ from gpuscale.records.verdict import Facts
 
 _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
 """Factors beyond which the same training cannot plausibly get faster or slower."""
+_WIDENED = 20.0
+"""Width of an interval, in assumed deviations between allocations, from which on such a deviation
+widens it by less than 5%."""
 
 
 def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, ...]:
@@ -32,7 +35,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *_few_allocations(judgements),
+        *_few_allocations(baseline, judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -72,18 +75,22 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _few_allocations(judgements: Sequence[Judgement]) -> Iterable[Statement]:
+def _few_allocations(baseline: Baseline, judgements: Sequence[Judgement]) -> Iterable[Statement]:
     """Yield a note if rows that are not ok rest on too few allocations to show how these differ."""
-    counts = by_key(
-        (each.entry.verdict, len(each.row.before.runs))
+    found = [
+        (each.entry.verdict, len(each.row.before.runs), change.high - change.low)
         for each in judgements
-        if each.row.before and each.entry.change and each.entry.change.has_interval
-    )
-    if Verdict.IMPROVED in counts and max(map(max, counts.values())) < MINIMUM_ALLOCATIONS:
+        if each.row.before and (change := each.entry.change)
+        if change.low is not None and change.high is not None
+    ]
+    has_gains = any(verdict is Verdict.IMPROVED for verdict, *_ in found)
+    if has_gains and max(count for _, count, _ in found) < MINIMUM_ALLOCATIONS:
         yield Statement.of("few_sessions", enough=MINIMUM_ALLOCATIONS)
         return
-    of_rows = (counts.get(verdict, ()) for verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESSED))
-    if any(0 < count < MINIMUM_ALLOCATIONS for of in of_rows for count in of):
+    widest = _WIDENED * baseline.tolerances.allocation_deviation_time
+    doubtful = (Verdict.INCONCLUSIVE, Verdict.REGRESSED)
+    counts = [count for verdict, count, width in found if verdict in doubtful and width < widest]
+    if any(0 < count < MINIMUM_ALLOCATIONS for count in counts):
         yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
 
 

@@ -274,5 +274,9 @@ def required_runs(
 
 
 def forecast_unknown(*, made: int, baseline_runs: int) -> Statement:
-    """Return the statement that `made` runs do not tell how many more would settle a row."""
-    return Statement.of("unknown_further_runs", too_few=made, baseline_runs=baseline_runs)
+    """Return the statement that `made` runs do not tell how many more would settle a row.
+
+    It asks for twice as many, or as many as the baseline has if these are a credible number.
+    """
+    in_all = max(2 * made, baseline_runs if baseline_runs <= (1 + CREDIBLE) * made else 0)
+    return Statement.of("unknown_further_runs", too_few=made, in_all=in_all)

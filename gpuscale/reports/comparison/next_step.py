@@ -6,7 +6,6 @@ from collections.abc import Container, Sequence
 
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
-from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of
 from gpuscale.reports.comparison.rows import Row, sharing
@@ -24,12 +23,6 @@ _MORE_BEFORE = {
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
-_EARLIER = {
-    "baseline": "as many runs as the baseline has",
-    "results": "as many runs as the earlier results have",
-    "nights": "as many runs as an earlier night has",
-}
-"""How many runs a row should have, keyed by kind of baseline."""
 _NOISIER = 2.0
 """Factor by which tonight's runs must differ more for only these to be measured again."""
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
@@ -74,6 +67,9 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
         if step and is_busy and not is_suspected:
             return f"{ONCE_IDLE}; if the loss stays, {step}"
+    more_now = _more_now(comparison, rows, maker, must_be_enough=True) if weight else ""
+    if worst.entry.verdict is Verdict.INCONCLUSIVE and more_now and not (step or is_single):
+        return more_now
     if of_baseline and not step:
         return _more_before(comparison, worst, rows, maker, is_injected=is_injected)
     if not step:
@@ -81,7 +77,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         remedies = (words.remedy for row in chosen for words in _words(row))
         longer = _longer(comparison, worst, rows)
         step = next(filter(None, remedies), "").format(maker=maker, longer=longer)
-    return step or (_more_now(comparison, rows, maker) if weight else "")
+    return step or more_now
 
 
 def _rank(row: Row) -> tuple[int, bool, float]:
@@ -91,24 +87,31 @@ def _rank(row: Row) -> tuple[int, bool, float]:
     return row.entry.verdict.weight, is_open, change
 
 
-def _more_now(comparison: Comparison, rows: Sequence[Row], maker: str) -> str:
-    """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row."""
-    wanted = (_runs_wanted(row, comparison.baseline_kind) for row in rows)
-    in_all, runs = max(filter(None, wanted), default=(0, ""))
+def _more_now(
+    comparison: Comparison, rows: Sequence[Row], maker: str, *, must_be_enough: bool
+) -> str:
+    """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row.
+
+    If they must be enough, rows that also need further runs of the baseline do not count.
+    """
+    is_enough, in_all, more = max(map(_runs_wanted, rows))
+    if not more or must_be_enough > is_enough:
+        return ""
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     command = f"{maker} … --runs {in_all} --resume {resume} (other options as before)"
-    return f"make {runs}: {command}" if runs else ""
+    return f"make about {phrases.counted(more, 'more run')}: {command}"
 
 
-def _runs_wanted(row: Row, kind: BaselineKind) -> tuple[int, str] | None:
-    """Return how many runs a row should have, also in words; None if more would not settle it."""
-    made, more = row.valid_runs, row.entry.further_runs or 0
-    for part in parts_of(row.entry.reason):
-        more = max(more, part.facts.get("of_both", 0) - made)
-        if (before := part.facts.get("baseline_runs")) is not None:
-            return max((before, _EARLIER[kind]), (2 * made, "twice as many runs"))
-    return (made + more, f"about {phrases.counted(more, 'more run')}") if more else None
+def _runs_wanted(row: Row) -> tuple[bool, int, int]:
+    """Return how many runs a row should have, and how many more these are; 0 if more are in vain.
+
+    The first value is true if these may settle the row without further runs of the baseline.
+    """
+    made, facts = row.valid_runs, [part.facts for part in parts_of(row.entry.reason)]
+    more = max(row.entry.further_runs or 0, *(each.get("in_all", 0) - made for each in facts))
+    of_both = max(0, *(each.get("of_both", 0) - made for each in facts))
+    return more > 0, made + (more or of_both), more or of_both
 
 
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
@@ -186,7 +189,8 @@ def _more_before(
     if kind != "nights":
         if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
             return _longer(comparison, worst, rows)
-        if not is_injected and (more_now := _more_now(comparison, rows, maker)):
+        more_now = _more_now(comparison, rows, maker, must_be_enough=False)
+        if more_now and not is_injected:
             return more_now
     if kind == "baseline" and (is_injected or is_changed):
         return f"add runs of the machine as it was: {_ADD} {before} FILE"
