@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from gpuscale.base.gpu_counters import NUMBERS
 from gpuscale.records import Baseline, Run
+from gpuscale.records.gpu_counters import NUMBERS
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
 from gpuscale.records.run import Header

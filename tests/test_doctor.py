@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import python
 
-from gpuscale.base.gpu_counters import Reading
 from gpuscale.measure.telemetry.doctor import ExaminedGpu
+from gpuscale.records.gpu_counters import Reading
 
 
 @pytest.fixture

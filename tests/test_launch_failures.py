@@ -14,7 +14,7 @@ from test_overhead import request_for_cpu
 
 from gpuscale.base.errors import CaseError, GpuscaleError, InvalidTrainingError
 from gpuscale.measure.launch.failures import failure_of
-from gpuscale.measure.launch.orders import Outcome
+from gpuscale.measure.launch.keeper_orders import Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.entry import RankFiles
 from gpuscale.measure.worker.output import COMMAND_SOURCE, Line, last_words

@@ -16,7 +16,7 @@ from measuring import write_case
 from nvml.library import GPU_A
 from statements import known
 
-from gpuscale.measure.launch.orders import Keepers, Outcome
+from gpuscale.measure.launch.keeper_orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.schedulers.placement import Placement, ThisNode, rank_variables
 from gpuscale.measure.telemetry.summary import with_telemetry

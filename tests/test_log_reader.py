@@ -14,7 +14,7 @@ from gpuscale.measure.worker.output import CommandError, Line, _Pipe
 from gpuscale.measure.worker.windows import Point, Series, Windows, comes_in_bursts, windows_of
 from gpuscale.records import TimingPlan
 from gpuscale.reports.screen import progress_text
-from gpuscale.workload.log_formats import FORMATS, Mark, by_regex
+from gpuscale.workload.step_log_formats import FORMATS, Mark, by_regex
 
 TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
 

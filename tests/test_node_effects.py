@@ -14,7 +14,8 @@ from command_line import gpuscale
 
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.level_changes import LevelChange, level_changes
-from gpuscale.analysis.nights import NodeEffect, nights_of, node_effects, without_slow_nodes
+from gpuscale.analysis.nights import nights_of
+from gpuscale.analysis.node_effects import NodeEffect, node_effects, without_slow_nodes
 from gpuscale.records import PointKey, Results
 from gpuscale.reports.history_text import node_table, render
 from gpuscale.reports.page import Subject

@@ -17,7 +17,7 @@ from statements import known
 from test_launch_keeper import HERE, LIMIT_S, run_directory
 
 from gpuscale.measure.launch.failures import failure_of
-from gpuscale.measure.launch.orders import Keepers, Outcome
+from gpuscale.measure.launch.keeper_orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.schedulers.placement import ThisNode, rank_variables
 

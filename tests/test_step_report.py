@@ -6,7 +6,7 @@ import torch
 from command_line import python
 from statements import known
 
-from gpuscale.workload.log_formats import FORMATS, Mark
+from gpuscale.workload.step_log_formats import FORMATS, Mark
 from gpuscale.workload.step_report import ASKED_BY, report
 
 read = FORMATS["gpuscale"].read

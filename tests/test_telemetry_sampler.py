@@ -13,9 +13,9 @@ from hosts import within_limit
 from nvml import library as nvml
 from sampling import Sampler, lines_of, sampled
 
-from gpuscale.base.gpu_counters import NUMBERS
 from gpuscale.measure.telemetry.sampler import next_tick
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
+from gpuscale.records.gpu_counters import NUMBERS
 
 MIB = 1024 * 1024
 # One more replay on each of five links at each look after the first, once a second.

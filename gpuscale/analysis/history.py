@@ -23,16 +23,14 @@ from gpuscale.analysis.level_changes import (
 )
 from gpuscale.analysis.nights import (
     Night,
-    NodeEffect,
     environment_at,
     lasting_changes,
     left_out_of,
     machine_of,
     night_names,
     nights_of,
-    node_effects,
-    without_slow_nodes,
 )
+from gpuscale.analysis.node_effects import NodeEffect, node_effects, without_slow_nodes
 from gpuscale.analysis.scaling import level_at, throughput_change
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted

@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpuscale.base.gpu_counters import BYTES, FIELDS, SHARE, Field
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_bytes, format_percent, significant, whole_percent
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
+from gpuscale.records.gpu_counters import BYTES, FIELDS, SHARE, Field
 from gpuscale.records.probes import PROBES, Port
 from gpuscale.reports.cause_evidence import probe_place
 from gpuscale.reports.phrases import UNKNOWN, counted, load_text

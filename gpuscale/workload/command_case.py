@@ -20,8 +20,8 @@ from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.request import Launch
 from gpuscale.workload.cases import Case, validate_names
-from gpuscale.workload.log_formats import FORMATS, by_regex
 from gpuscale.workload.printed_figures import metrics_of
+from gpuscale.workload.step_log_formats import FORMATS, by_regex
 
 LAUNCHES = ("plain", "torchrun", "per-rank", "per-node", "once")
 """Ways to start a command; `plain` lets gpuscale choose one, and `torchrun` means `per-rank`."""
@@ -60,7 +60,7 @@ class CommandCase(Case):
     """Samples over all GPUs in each counted step; None if they depend on the number of GPUs."""
     launch: ClassVar[Literal["plain", "torchrun", "per-rank", "per-node", "once"]] = "plain"
     log_format: ClassVar[str | None] = None
-    """Format of the printed lines (see `gpuscale.workload.log_formats`); None to detect it."""
+    """Format of the printed lines (see `gpuscale.workload.step_log_formats`); None to detect it."""
     step_regex: ClassVar[str | None] = None
     """Regular expression with the group `step`, used instead of a log format."""
     figure: ClassVar[str | None] = None

@@ -8,11 +8,11 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
-from gpuscale.base.gpu_counters import NUMBERS, fold
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe, Run
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
+from gpuscale.records.gpu_counters import NUMBERS, fold
 from gpuscale.records.probes import PORT_COUNTERS, Port
 
 _CLOCK_DROP = 0.03

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import FAULT_SIGNALS
-from gpuscale.measure.launch.orders import Outcome
+from gpuscale.measure.launch.keeper_orders import Outcome
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure

@@ -25,8 +25,8 @@ from gpuscale.base.host import cpus_near, gpu_numa_node, text_of
 from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_descendants
 from gpuscale.measure.evidence.node import NodeWatch
 from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter
+from gpuscale.measure.launch.keeper_orders import CHUNK_BYTES, END, Answer, Order
 from gpuscale.measure.launch.mpirun import connect
-from gpuscale.measure.launch.orders import CHUNK_BYTES, END, Answer, Order
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
 from gpuscale.measure.schedulers.placement import gloo_variables
 

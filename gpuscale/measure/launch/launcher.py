@@ -17,7 +17,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.launch import process_starter, terminations_raised
 from gpuscale.measure.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.measure.launch.failures import failure_of
-from gpuscale.measure.launch.orders import Keepers, Outcome
+from gpuscale.measure.launch.keeper_orders import Keepers, Outcome
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
 from gpuscale.measure.schedulers.placement import Placement, place_run, rank_variables
 from gpuscale.records import Environment, Node, NodeProbe, Run, RunRequest

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
-from gpuscale.base.gpu_counters import Reading
 from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
 from gpuscale.base.text import counted
 from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import LoadMeter, read_settings
 from gpuscale.measure.telemetry.device import Smi, open_smi
 from gpuscale.records import NodeEvidence
+from gpuscale.records.gpu_counters import Reading
 
 _LOAD_S = 0.25
 """Seconds over which the load from other processes is measured."""

@@ -16,8 +16,8 @@ from gpuscale.base.errors import (
     NotSupportedError,
     QueryError,
 )
-from gpuscale.base.gpu_counters import Query
 from gpuscale.measure.telemetry.device import Device
+from gpuscale.records.gpu_counters import Query
 
 NAME = "NVML"
 _NO_SUCH_LINK = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED)

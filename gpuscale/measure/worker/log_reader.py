@@ -28,8 +28,15 @@ from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.evidence import Window
 from gpuscale.records.request import CommandOutcome, FigureOutcome
 from gpuscale.workload.command_case import NO_BATCH
-from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 from gpuscale.workload.printed_figures import FigureParser, new_parser, positive
+from gpuscale.workload.step_log_formats import (
+    FORMATS,
+    LogFormat,
+    Mark,
+    Recognition,
+    by_regex,
+    plain,
+)
 
 _MOST_STEPS = 10**9
 """Maximum number of steps that the record of a run can hold; larger step numbers are ignored."""

@@ -19,7 +19,7 @@ from gpuscale.base.foreign_texts import (
 from gpuscale.base.process_ends import FAULT_SIGNALS
 from gpuscale.base.text import counted, visible
 from gpuscale.records import Failure
-from gpuscale.workload.log_formats import EPOCH, HF_LOSS
+from gpuscale.workload.step_log_formats import EPOCH, HF_LOSS
 
 _READ_BYTES = 1 << 16
 # A progress bar rewrites its line after a carriage return.

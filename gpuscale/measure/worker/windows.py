@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gpuscale.records import TimingPlan
-from gpuscale.workload.log_formats import Mark
+from gpuscale.workload.step_log_formats import Mark
 
 FEWEST_WINDOWS = 10
 SYNCED_PER_UNSYNCED = 3

@@ -1,7 +1,7 @@
 """Formats of the lines that training scripts print, and detection of a script's format.
 
 To add a format, add its pattern to `_PATTERNS`, and a line that a real script printed to `EXAMPLES`
-in tests/test_log_formats.py. A carriage return also ends a line.
+in tests/test_step_log_formats.py. A carriage return also ends a line.
 """
 
 import re

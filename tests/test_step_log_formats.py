@@ -10,7 +10,14 @@ import pytest
 from statements import known
 
 from gpuscale.base.errors import UsageError
-from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
+from gpuscale.workload.step_log_formats import (
+    FORMATS,
+    LogFormat,
+    Mark,
+    Recognition,
+    by_regex,
+    plain,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 
