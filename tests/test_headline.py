@@ -1,5 +1,6 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -288,7 +289,7 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
     assert headline(judged)["next"] == (
-        f"if you know of no change or fault, add these runs, then measure again: {add} "
+        f"add these runs if you know of no change or fault, and measure again: {add} "
         "'my night.jsonl'"
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
@@ -302,7 +303,10 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
     soon = noisy("further_runs", needed=3)
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
-        assert headline(comparison(*rows))["next"].startswith("make about 3 more runs: ")
+        step = headline(comparison(*rows))["next"]
+        assert re.match(
+            r"make about 3 more runs, for mnist_cnn/ddp( \(2\))? on 4 GPUs alone: ", step
+        )
 
 
 def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell_more() -> None:
@@ -310,17 +314,21 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
     unknown = noisy("unknown_further_runs", too_few=3, in_all=12)
     for rows, more, in_all in (((both,), 38, 40), ((unknown,), 10, 12), ((both, unknown), 10, 12)):
         step = headline(comparison(*rows))["next"]
-        assert step.startswith(f"make about {more} more runs: pytest … --runs {in_all} --resume")
+        assert step.startswith(f"make about {more} more runs")
+        assert f": pytest … --runs {in_all} --resume night.jsonl" in step
+        assert ("; then add these runs if" in step) is (rows == (both,))
+        assert ("alone" in step) is (len(rows) == 2)
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
     uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
-        step = "measure both sides in longer runs: pytest … --run-seconds 12 --runs 6"
-        assert headline(comparison(*rows))["next"] == f"{step} (about {minutes} min each)"
+        step = "record a baseline of longer runs, and compare such runs with it: pytest …"
+        command = f"{step} --run-seconds 12 --runs 6 (about {minutes} min each)"
+        assert headline(comparison(*rows))["next"] == command
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
-    assert soon.startswith("make about 3 more runs: ")
+    assert soon.startswith("make about 3 more runs, for mnist_cnn/ddp on 4 GPUs alone: ")
 
 
 @pytest.mark.parametrize(
@@ -342,7 +350,7 @@ def test_longer_runs_are_not_asked_for_again_or_where_runs_differ_from_start_to_
     judged = comparison(replace(uneven, configuration=configuration))
     step = dict(viewed(judged, replace(made, runs=runs)).headline)["next"]
     assert ("--run-seconds 16 --runs 6" in step) is is_asked
-    assert ("at a quieter time" in step) is not is_asked
+    assert ("find what disturbs these runs" in step) is not is_asked
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:
@@ -355,4 +363,4 @@ def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_bas
     for each in (*cases, view(comparison(uneven), "data=3ms")):
         assert dict(each.headline)["next"] == f"add runs of the machine as it was: {add}"
     soon = headline(comparison(slower, noisy("further_runs", needed=3)))["next"]
-    assert soon.startswith("make about 3 more runs: ")
+    assert "make about 3 more runs, " in soon

@@ -10,7 +10,7 @@ import pytest
 from builders import QUIET_NOW, baseline, figure, measured, quiet_now, quiet_then, results, run
 from builders.comparisons import viewed
 from changing import replace
-from statements import codes_in
+from statements import codes_in, known
 
 from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
@@ -170,6 +170,16 @@ def test_the_session_s_end_shows_what_compare_shows_of_the_same_runs() -> None:
         assert [row.numbers for row in ended.rows] == [row.numbers for row in compared.rows]
         said = ([each[:2] for each in view.explanations] for view in (ended, compared))
         assert next(said) == next(said)
+
+
+def test_an_open_row_asks_at_the_end_of_a_session_for_what_compare_asks_for() -> None:
+    uneven = [0.1, 0.109, 0.096, 0.104, 0.093, 0.107]
+    before, now = baseline({1: uneven}), measured({1: [1.02 * time_s for time_s in uneven[::-1]]})
+    by_session = _row(judge_session(before, now, SequentialPlan(fewest_runs=3, most_runs=6)), 1)
+    (by_compare,) = compare(before, [now]).entries
+    remedy = known(by_compare.reason.facts["remedy"])
+    assert remedy.code == "baseline_runs_differ"
+    assert by_session.entry.reason.facts["remedy"] == remedy
 
 
 def test_a_row_that_passes_states_the_bound_of_its_look_also_beside_one_that_moved() -> None:

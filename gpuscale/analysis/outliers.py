@@ -22,6 +22,8 @@ DEVIATION_OF_MEDIAN = 1.4826
 _ODD_FAR, _ODD_RANGES = 0.1, 3.0
 """Smallest distance of an odd value from the others: absolute, and as a multiple of their range."""
 
+_OF_FEW = 0.05
+
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:
     """Return the values without outliers; all of them if they are few or the outliers are many."""
@@ -69,12 +71,11 @@ def odd_one(values: Sequence[float]) -> int | None:
 def odd_run(logs: Sequence[float]) -> int | None:
     """Return the index of the one run far from all others; None if there is none.
 
-    Of six normal runs or more, one is far if Grubbs' test finds it in fewer than 1% of such rows.
+    One is far if Grubbs' test finds it in fewer than 1% of normal rows (5% of rows of few runs).
     """
-    if len(logs) < _ENOUGH_TO_EXCLUDE:
-        return odd_one(logs)
-    quantile = t_quantile(1 - SIGNIFICANCE / (2 * len(logs)), len(logs) - 2)
+    level = SIGNIFICANCE if len(logs) >= _ENOUGH_TO_EXCLUDE else _OF_FEW
     for odd, others in _ends(logs):
+        quantile = t_quantile(1 - level / (2 * len(logs)), len(logs) - 2)
         usual = quantile * statistics.stdev(others) * math.sqrt(1 + 1 / len(others))
         is_far = abs(logs[odd] - statistics.fmean(others)) > usual
         if is_far and abs(logs[odd] - others[0]) > _ODD_FAR:

@@ -38,6 +38,10 @@ from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
 
 _TABLE = "table"
+_OFTEN_OPEN = 2.0
+"""Smallest detectable loss, in units of the loss that *ok* rules out, from which on a night of an
+unchanged machine is *ok* in fewer than 4 of 5 rows."""
+_OPEN = "since its runs deviate so much, an unchanged machine will often be inconclusive"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +121,8 @@ def _record(arguments: argparse.Namespace) -> int:
             strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
             strength += f": measure with --runs {most}"
     say(strength)
+    if losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound:
+        say(f"{_OPEN}: make more or longer runs, or loosen its limits (docs/baselines.md)")
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
     return ExitCode.OK

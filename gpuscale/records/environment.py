@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from gpuscale.base.host import UNRECORDED, is_gpu
 from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import counted
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
@@ -173,7 +174,7 @@ class Environment(Record, frozen=True, kw_only=True):
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         if self.device == UNRECORDED and self.cpu_model is None:
             return ""
-        cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
+        cores = "CPU" if self.cpu_count is None else counted(self.cpu_count, "CPU core")
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
 
 

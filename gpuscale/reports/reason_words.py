@@ -49,10 +49,7 @@ _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got 
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
-_BASELINE_DIFFERS = (
-    "further runs alone would probably not settle it, since those of the "
-    "baseline{on_1} differ by {deviation} from one to the next{tonight}"
-)
+_BASELINE_DIFFERS = "since those of the baseline{on_1} deviate by {deviation}{tonight}"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -139,16 +136,17 @@ WORDS: Mapping[str, Words] = {
         "more runs may settle it; {too_few} too few to tell how many", beyond_table=""
     ),
     "runs_differ": Words(
-        "further runs like these would probably not settle it, since those{on_1} differ "
-        "by {deviation} from one to the next: find what disturbs them",
-        remedy="run 'gpuscale doctor'; if nothing else runs on the host, {longer}",
+        "further runs like these would probably not settle it, since those{on_1} deviate "
+        "by {deviation}",
+        remedy="{longer}",
     ),
     "baseline_runs_differ": Words(
-        f"{_BASELINE_DIFFERS}: {{of_both}} on both sides probably would, if nothing changed",
+        "if nothing changed, it probably takes {of_both} runs on both sides to settle it, "
+        f"{_BASELINE_DIFFERS}",
         needs_baseline=True,
     ),
     "both_sides_differ": Words(
-        f"{_BASELINE_DIFFERS}: even {{runs}} on both sides might not",
+        f"even {{runs}} runs on both sides might not settle it, {_BASELINE_DIFFERS}",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -158,7 +156,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "other_rows_differ": Words(
         "the row's own runs are too few to tell how much they differ, and those of other rows "
-        "differ by {deviation} from one to the next",
+        "deviate by {deviation}",
         remedy="measure three runs or more of each row",
     ),
     "once_idle": Words(ONCE_IDLE, beyond_table=""),

@@ -114,11 +114,13 @@ def _judgement(
     lost = max(worse, key=lambda metric: metric.quantity.excess_loss, default=None)
     further_runs = remedy = None
     if verdict is Verdict.INCONCLUSIVE and lost is None:
-        further_runs, remedy = _required_runs(pairing, rule)
+        # Interim analyses are stricter, but advise what a comparison of the same files would.
+        final = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
+        further_runs, remedy = _required_runs(pairing, final)
         if remedy is None:
             # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
             of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
-            remedy = _lasting_spread(pairing, rule, of_speedup=of_speedup)
+            remedy = _lasting_spread(pairing, final, of_speedup=of_speedup)
     reason = _reason(pairing, quantities, decision, remedy)
     if lost is not None:
         verdict, finding, decided_by = Verdict.REGRESSED, lost.spec, lost.spec.name
@@ -145,8 +147,7 @@ def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement
     """Return how many further runs would settle a row (None if unknown), with advice on it."""
 
     def settles(further_runs: int) -> bool:
-        rates = ErrorRates(significance=rule.tolerances.significance)
-        grown = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
+        grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further_runs)
         # The p-values of other rows are unknown then, so the strictest correction is used.
         tested = grown.with_tests(map(rule.alone, grown.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE

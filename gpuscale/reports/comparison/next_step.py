@@ -14,17 +14,25 @@ from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
     "baseline": (
-        "if you know of no change or fault, add these runs, then measure again: "
+        "add these runs if you know of no change or fault, and measure again: "
         f"{_ADD} {{before}} {{after}}"
     ),
     "results": (
-        "make more runs of the earlier side, on the machine as it was: {maker} … --resume {before}"
+        "make more runs of the earlier side, on the machine as it was: {maker} … --runs {runs} "
+        "--resume {before}"
     ),
     "nights": "compare again after more nights",
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
-_NOISIER = 2.0
-"""Factor by which tonight's runs must differ more for only these to be measured again."""
+_LONGER = {
+    "baseline": "record a baseline of longer runs, and compare such runs with it",
+    "results": "measure both sides in longer runs",
+    "nights": "measure each night in longer runs",
+}
+_FIND_OR_LOOSEN = (
+    "find what disturbs these runs ('gpuscale doctor'), or loosen the row's limits to what they "
+    "can show (docs/baselines.md)"
+)
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
 
@@ -40,16 +48,10 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     notes = {note.code for note in comparison.notes}
     is_busy = "busy_host" in notes
     worst = min(rows, key=_rank)
-    is_single = any(part.code == "single_run" for part in parts_of(worst.entry.reason))
-    # One run a night is enough once there are several nights.
-    needs_nights = is_single and comparison.baseline_kind == "nights"
-    of_baseline = weight == 1 and (
-        needs_nights or any(words.needs_baseline for words in _words(worst))
-    )
     shared = sharing(rows)
     step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
     is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
-    if (weight == 0 and is_cause_known) or (weight == 1 and is_single):
+    if (weight == 0 and is_cause_known) or (weight == 1 and _is_single(worst)):
         # A busy host hides neither this cause, nor that more runs are needed.
         notes -= {"busy_host", "busy_host_before"}
     # If nothing was judged, no verdict is doubtful.
@@ -67,17 +69,38 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
         if step and is_busy and not is_suspected:
             return f"{ONCE_IDLE}; if the loss stays, {step}"
-    more_now = _more_now(comparison, rows, maker, must_be_enough=True) if weight else ""
-    if worst.entry.verdict is Verdict.INCONCLUSIVE and more_now and not (step or is_single):
-        return more_now
-    if of_baseline and not step:
+    elif not step:
+        return _for_open_rows(comparison, rows, maker, is_injected=is_injected)
+    return step or _remedy(comparison, [worst], rows, maker)
+
+
+def _for_open_rows(
+    comparison: Comparison, rows: Sequence[Row], maker: str, *, is_injected: bool
+) -> str:
+    """Return what to do about rows that do not pass and are not worse; `maker` makes their runs."""
+    worst = min(rows, key=_rank)
+    wanted = [row for row in rows if _runs_wanted(row)]
+    if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
+        is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
+        one = f"{wanted[0].name} on {wanted[0].devices}"
+        rest = "" if is_for_all else f", for {one if len(wanted) == 1 else 'some rows'} alone"
+        return _more_now(comparison, rows, max(map(_runs_wanted, wanted)), maker, rest)
+    # One run a night is enough once there are several nights.
+    needs_nights = _is_single(worst) and comparison.baseline_kind == "nights"
+    if needs_nights or any(words.needs_baseline for words in _words(worst)):
         return _more_before(comparison, worst, rows, maker, is_injected=is_injected)
-    if not step:
-        chosen = (worst, *rows) if weight else (worst,)
-        remedies = (words.remedy for row in chosen for words in _words(row))
-        longer = _longer(comparison, worst, rows)
-        step = next(filter(None, remedies), "").format(maker=maker, longer=longer)
-    return step or more_now
+    return _remedy(comparison, [worst, *rows], rows, maker)
+
+
+def _is_single(row: Row) -> bool:
+    return any(part.code == "single_run" for part in parts_of(row.entry.reason))
+
+
+def _remedy(comparison: Comparison, chosen: Sequence[Row], rows: Sequence[Row], maker: str) -> str:
+    """Return the first remedy that the reasons of the chosen rows name; empty if none does."""
+    remedies = (words.remedy for row in chosen for words in _words(row))
+    longer = _longer(comparison, chosen[0], rows)
+    return next(filter(None, remedies), "").format(maker=maker, longer=longer)
 
 
 def _rank(row: Row) -> tuple[int, bool, float]:
@@ -88,46 +111,34 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 
 
 def _more_now(
-    comparison: Comparison, rows: Sequence[Row], maker: str, *, must_be_enough: bool
+    comparison: Comparison, rows: Sequence[Row], in_all: int, maker: str, of_rows: str = ""
 ) -> str:
-    """Return how to add runs with `maker`, such as `pytest`; empty if they would settle no row.
-
-    If they must be enough, rows that also need further runs of the baseline do not count.
-    """
-    is_enough, in_all, more = max(map(_runs_wanted, rows))
-    if not more or must_be_enough > is_enough:
-        return ""
+    """Return how to make runs with `maker`, such as `pytest`, until each row has `in_all`."""
+    more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    command = f"{maker} … --runs {in_all} --resume {resume} (other options as before)"
-    return f"make about {phrases.counted(more, 'more run')}: {command}"
+    minutes = math.ceil(more * sum(row.wall_s / (row.valid_runs or 1) for row in rows) / 60)
+    note = "other options as before" + (f"; about {minutes} min" if minutes > 1 else "")
+    command = f"{maker} … --runs {in_all} --resume {resume} ({note})"
+    return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
 
-def _runs_wanted(row: Row) -> tuple[bool, int, int]:
-    """Return how many runs a row should have, and how many more these are; 0 if more are in vain.
-
-    The first value is true if these may settle the row without further runs of the baseline.
-    """
-    made, facts = row.valid_runs, [part.facts for part in parts_of(row.entry.reason)]
-    more = max(row.entry.further_runs or 0, *(each.get("in_all", 0) - made for each in facts))
-    of_both = max(0, *(each.get("of_both", 0) - made for each in facts))
-    return more > 0, made + (more or of_both), more or of_both
+def _runs_wanted(row: Row) -> int:
+    """Return the number of runs in all that may settle a row; 0 if no number is known to do so."""
+    facts = [part.facts for part in parts_of(row.entry.reason)]
+    further = row.entry.further_runs
+    return row.valid_runs + further if further else max(each.get("in_all", 0) for each in facts)
 
 
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     """Return advice on longer runs or, if these would hardly help, on what else might help."""
-    what = "each night" if comparison.baseline_kind == "nights" else "both sides"
     alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
         minutes = math.ceil(len(alike) * runs * seconds / 60)
-        return f"measure {what} in longer runs: {command} (about {minutes} min each)"
-    facts = [part.facts for part in parts_of(worst.entry.reason) if "tonight" in part.facts]
-    if any(each["tonight"] > _NOISIER * each["deviation"] for each in facts):
-        what = "again"
-    where = "at a quieter time or on another host"
-    return f"measure {what} {where}, or loosen the row's limits (docs/baselines.md)"
+        return f"{_LONGER[comparison.baseline_kind]}: {command} (about {minutes} min each)"
+    return _FIND_OR_LOOSEN
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -186,15 +197,16 @@ def _more_before(
     # Runs that may be slower, or of something else, would hide a loss in the baseline.
     is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
     is_changed = is_slower or any(changes_of(comparison, comparison.entries))
-    if kind != "nights":
-        if any(part.code == "both_sides_differ" for part in parts_of(worst.entry.reason)):
-            return _longer(comparison, worst, rows)
-        more_now = _more_now(comparison, rows, maker, must_be_enough=False)
-        if more_now and not is_injected:
-            return more_now
+    parts = [part for row in rows for part in parts_of(row.entry.reason)]
+    if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
+        return _longer(comparison, worst, rows)
+    in_all = max(part.facts.get("of_both", 0) for part in parts)
+    step = _MORE_BEFORE[kind].format(before=before, after=after, maker=maker, runs=in_all or "N")
     if kind == "baseline" and (is_injected or is_changed):
-        return f"add runs of the machine as it was: {_ADD} {before} FILE"
-    return _MORE_BEFORE[kind].format(before=before, after=after, maker=maker)
+        step = f"add runs of the machine as it was: {_ADD} {before} FILE"
+    if in_all <= min(row.valid_runs for row in rows) or is_injected:
+        return step
+    return f"{_more_now(comparison, rows, in_all, maker)}; then {step}"
 
 
 def _words(row: Row) -> list[Words]:
