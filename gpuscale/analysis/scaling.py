@@ -209,18 +209,12 @@ def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
 def _published_point(
     figure: PublishedFigure, one: PublishedFigure | None, device: str
 ) -> ScalingPoint:
-    speedup = _published_speedup(figure, one)
+    ratio = None if one is None else figure.speedup_over(one)
+    speedup = None if ratio is None else Estimate(value=ratio)
     per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
     return ScalingPoint(
         kind="published",
-        configuration=Configuration(
-            case=figure.case,
-            strategy=figure.strategy,
-            device=device,
-            precision=figure.precision,
-            data=figure.data,
-            metric=figure.metric,
-        ),
+        configuration=figure.configuration_on(device),
         gpus=figure.gpus,
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
@@ -234,22 +228,6 @@ def _published_point(
         efficiency=speedup and speedup.scaled(1 / figure.gpus),
         figure=figure,
     )
-
-
-def _published_speedup(figure: PublishedFigure, one: PublishedFigure | None) -> Estimate | None:
-    """Return the speedup over the publication's figure for 1 GPU; None if none is comparable.
-
-    Published times are for a fixed amount of training, so the ratio of two times is the speedup
-    under both weak and strong scaling.
-    """
-    if figure.metric is not None or one is None:
-        return None
-    if figure.samples_per_s is not None and one.samples_per_s is not None:
-        return Estimate(value=figure.samples_per_s / one.samples_per_s)
-    time_s, one_s = figure.mean_time_s, one.mean_time_s
-    if time_s is None or one_s is None or figure.timed != one.timed:
-        return None
-    return Estimate(value=one_s / time_s)
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:

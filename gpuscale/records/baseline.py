@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from gpuscale.base.errors import FieldError
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import counted
-from gpuscale.records.configuration import DataKind, EntryKey
+from gpuscale.records.configuration import Configuration, DataKind, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS_BY_NAME, Limits, OpenMetric
 from gpuscale.records.probes import Probe
@@ -197,6 +197,30 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     def key(self) -> EntryKey:
         """Key of the figure's row in tables: case, strategy and number of GPUs."""
         return EntryKey(self.case, self.strategy, self.gpus)
+
+    def configuration_on(self, device: str) -> Configuration:
+        """Return the configuration that was measured, on this type of device."""
+        return Configuration(
+            case=self.case,
+            strategy=self.strategy,
+            device=device,
+            precision=self.precision,
+            data=self.data,
+            metric=self.metric,
+        )
+
+    def speedup_over(self, one: "PublishedFigure") -> float | None:
+        """Return the speedup over the publication's figure for 1 GPU; None if not comparable.
+
+        Published times are for a fixed amount of training, so the ratio of two times is the speedup
+        under both weak and strong scaling.
+        """
+        if self.samples_per_s is not None and one.samples_per_s is not None:
+            return self.samples_per_s / one.samples_per_s
+        time_s, one_s = self.mean_time_s, one.mean_time_s
+        if time_s is None or one_s is None or self.timed != one.timed:
+            return None
+        return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
         """Seconds per step, or the metric's cost (lower is better); None if only times exist."""
