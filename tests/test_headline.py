@@ -325,7 +325,9 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
         step = "record a baseline of longer runs, and compare such runs with it: pytest …"
-        command = f"{step} --run-seconds 12 --runs 6 (about {minutes} min each)"
+        command = (
+            f"{step} --run-seconds 12 --runs 6 (other options as before; about {minutes} min each)"
+        )
         assert headline(comparison(*rows))["next"] == command
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
     assert soon.startswith("make about 3 more runs, for mnist_cnn/ddp on 4 GPUs alone: ")

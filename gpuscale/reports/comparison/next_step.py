@@ -29,10 +29,8 @@ _LONGER = {
     "results": "measure both sides in longer runs",
     "nights": "measure each night in longer runs",
 }
-_FIND_OR_LOOSEN = (
-    "find what disturbs these runs ('gpuscale doctor'), or loosen the row's limits to what they "
-    "can show (docs/baselines.md)"
-)
+_LOOSEN = "loosen the row's limits to what such runs can show (docs/baselines.md)"
+_AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
 
@@ -118,7 +116,7 @@ def _more_now(
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     minutes = math.ceil(more * sum(row.wall_s / (row.valid_runs or 1) for row in rows) / 60)
-    note = "other options as before" + (f"; about {minutes} min" if minutes > 1 else "")
+    note = _AS_BEFORE + (f"; about {minutes} min" if minutes > 1 else "")
     command = f"{maker} … --runs {in_all} --resume {resume} ({note})"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
@@ -136,9 +134,9 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
-        minutes = math.ceil(len(alike) * runs * seconds / 60)
-        return f"{_LONGER[comparison.baseline_kind]}: {command} (about {minutes} min each)"
-    return _FIND_OR_LOOSEN
+        note = f"{_AS_BEFORE}; about {math.ceil(len(alike) * runs * seconds / 60)} min each"
+        return f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
+    return f"find what disturbs these runs ('gpuscale doctor'), or {_LOOSEN}"
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -206,7 +204,7 @@ def _more_before(
         step = f"add runs of the machine as it was: {_ADD} {before} FILE"
     if in_all <= min(row.valid_runs for row in rows) or is_injected:
         return step
-    return f"{_more_now(comparison, rows, in_all, maker)}; then {step}"
+    return f"{_more_now(comparison, rows, in_all, maker)}; then {step}; or {_LOOSEN}"
 
 
 def _words(row: Row) -> list[Words]:
