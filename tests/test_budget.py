@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statements import known
 
 from gpuscale.analysis.scaling import scaling_points, unit_error_note
-from gpuscale.analysis.steps import EfficiencyBudget, efficiency_budgets, steps_of
+from gpuscale.analysis.step_parts import EfficiencyBudget, efficiency_budgets, steps_of
 from gpuscale.records import EntryKey, Estimate, Run, Statement
 from gpuscale.records.configuration import DataKind
 from gpuscale.records.evidence import Phases

@@ -13,7 +13,8 @@ from gpuscale.analysis.estimates import Term, difference
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide, required_runs
+from gpuscale.judge.compare.runs_needed import required_runs
+from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, decide
 from gpuscale.judge.stopping import DecidedVerdict, SequentialPlan
 from gpuscale.records import EntryKey, Failure, Finding, Limits, Statement, Tolerances, Verdict
 from gpuscale.records.baseline import ToleranceOverride

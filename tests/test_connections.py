@@ -13,7 +13,7 @@ from measuring import Session, command_case, run_pytest, write_case
 from nccl_speaks import CASE, SAID, SPEAK
 from test_diagnose_causes import row, step
 
-from gpuscale.analysis.steps import Step
+from gpuscale.analysis.step_parts import Step
 from gpuscale.judge.diagnose.causes import environment, lost_parts
 from gpuscale.judge.diagnose.evidence import RowEvidence
 from gpuscale.records import NodeEvidence, Run

@@ -13,7 +13,7 @@ from builders.nights import Fault, Night
 from changing import replace
 from statements import known
 
-from gpuscale.analysis.steps import Rank, Step
+from gpuscale.analysis.step_parts import Rank, Step
 from gpuscale.judge.diagnose import causes as all_causes
 from gpuscale.judge.diagnose.causes import device_faults, lost_parts, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed

@@ -8,7 +8,7 @@ from builders.causes import row_of
 from changing import replace
 from statements import known
 
-from gpuscale.analysis.steps import Part, Rank, Step, steps_of
+from gpuscale.analysis.step_parts import Part, Rank, Step, steps_of
 from gpuscale.judge.diagnose.causes import straggler_in_all_runs, stragglers
 from gpuscale.judge.diagnose.evidence import PointEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of, stragglers_of

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscale import TrainingCase
-from gpuscale.analysis.steps import efficiency_budgets
+from gpuscale.analysis.step_parts import efficiency_budgets
 from gpuscale.base.strategies import STRATEGIES, is_older
 from gpuscale.measure.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
 

@@ -11,7 +11,8 @@ import scipy
 from statements import known
 
 from gpuscale.analysis.estimates import log_sample
-from gpuscale.analysis.level_changes import (
+from gpuscale.analysis.scaling import throughput_change
+from gpuscale.analysis.shifts_and_drifts import (
     REMEMBERED,
     LevelChange,
     departure,
@@ -25,7 +26,6 @@ from gpuscale.analysis.level_changes import (
     suspect_nights,
     unrecovered_loss,
 )
-from gpuscale.analysis.scaling import throughput_change
 
 QUIET = [0.0, 0.001] * 10
 """Nights whose scatter is too small to matter: a step must exceed 1.5 %."""

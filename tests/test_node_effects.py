@@ -13,9 +13,9 @@ from changing import replace
 from command_line import gpuscale
 
 from gpuscale.analysis.history import history_of
-from gpuscale.analysis.level_changes import LevelChange, level_changes
 from gpuscale.analysis.nights import nights_of
 from gpuscale.analysis.node_effects import NodeEffect, node_effects, without_slow_nodes
+from gpuscale.analysis.shifts_and_drifts import LevelChange, level_changes
 from gpuscale.records import PointKey, Results
 from gpuscale.reports.history_text import node_table, render
 from gpuscale.reports.page import Subject

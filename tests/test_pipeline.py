@@ -17,7 +17,7 @@ from test_strategies import take_place
 from torch import nn
 
 from gpuscale import TrainingCase
-from gpuscale.analysis.steps import efficiency_budgets
+from gpuscale.analysis.step_parts import efficiency_budgets
 from gpuscale.base.errors import CaseError, InvalidTrainingError, UsageError
 from gpuscale.measure.worker.data import Batches, training_batches
 from gpuscale.measure.worker.strategies.stages import PipelineStrategy, cut, stages_of

@@ -8,7 +8,7 @@ from builders import total_s
 from measuring import Session, run_pytest, write_case
 from statements import known
 
-from gpuscale.analysis.steps import steps_of
+from gpuscale.analysis.step_parts import steps_of
 from gpuscale.records import Run
 
 # Their times are those of this machine, so that nothing may run beside them.

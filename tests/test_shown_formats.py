@@ -16,7 +16,7 @@ from builders.nights import Night, results_of_night
 from changing import replace
 from command_line import ARC4, gpuscale, ran, refusal
 
-from gpuscale.analysis.steps import PHASES
+from gpuscale.analysis.step_parts import PHASES
 from gpuscale.base.errors import FileError
 from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports.comparison import formats

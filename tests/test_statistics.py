@@ -15,7 +15,7 @@ from gpuscale.analysis import estimates, probabilities
 from gpuscale.analysis.estimates import Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import Moderated, moderated_term, not_above, not_below, priors_of
 from gpuscale.analysis.probabilities import benjamini_hochberg, t_probability, t_quantile
-from gpuscale.judge.compare.verdict import FURTHER_RUNS
+from gpuscale.judge.compare.runs_needed import FURTHER_RUNS
 from gpuscale.records import Estimate
 
 

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.level_changes import (
+from gpuscale.analysis.nights import (
+    Night,
+    environment_at,
+    lasting_changes,
+    left_out_of,
+    machine_of,
+    night_names,
+    nights_of,
+)
+from gpuscale.analysis.node_effects import NodeEffect, node_effects, without_slow_nodes
+from gpuscale.analysis.scaling import level_at, throughput_change
+from gpuscale.analysis.shifts_and_drifts import (
     FEWEST_NIGHTS,
     REMEMBERED,
     Kind,
@@ -21,17 +32,6 @@ from gpuscale.analysis.level_changes import (
     suspect_nights,
     unrecovered_loss,
 )
-from gpuscale.analysis.nights import (
-    Night,
-    environment_at,
-    lasting_changes,
-    left_out_of,
-    machine_of,
-    night_names,
-    nights_of,
-)
-from gpuscale.analysis.node_effects import NodeEffect, node_effects, without_slow_nodes
-from gpuscale.analysis.scaling import level_at, throughput_change
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted
 from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Scaling

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gpuscale.analysis.level_changes import REMEMBERED
+from gpuscale.analysis.shifts_and_drifts import REMEMBERED
 from gpuscale.base.errors import UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED

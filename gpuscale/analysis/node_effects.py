@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.analysis.estimates import Term, difference
-from gpuscale.analysis.level_changes import night_deviation
 from gpuscale.analysis.nights import Night
+from gpuscale.analysis.shifts_and_drifts import night_deviation
 from gpuscale.base.grouping import by_key
 from gpuscale.records import Estimate
 

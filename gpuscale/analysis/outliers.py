@@ -1,6 +1,6 @@
 """Find outliers: runs, allocations or nights whose values are far from all others.
 
-`level_changes.outlying` finds nights that are outliers in a series.
+`shifts_and_drifts.outlying` finds nights that are outliers in a series.
 """
 
 import math
@@ -42,7 +42,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
 
 def far_apart(values: Sequence[float]) -> dict[int, float]:
     """Return outliers' signed distances from the median, by index; empty if there are too many."""
-    # `level_changes.outlying` relies on the order of nights; it would exclude 3 to 9 times as many.
+    # `shifts_and_drifts.outlying` uses the order of nights; it would exclude 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}
     middle = statistics.median(values)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from gpuscale.analysis.history import History, HistoryEvent, RowHistory
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.analysis.outliers import odd_one
 from gpuscale.analysis.scaling import level_at
+from gpuscale.analysis.shifts_and_drifts import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.judge.baseline import TOO_WEAK
 from gpuscale.records import PointKey

@@ -9,7 +9,7 @@ from changing import replace
 from builders import CNN, environment, phased_run, results, run, with_values
 from builders.comparisons import entry
 from builders.nights import EXPOSED_S, WELL, Fault, device_summary, own_phases
-from gpuscale.analysis.steps import Step
+from gpuscale.analysis.step_parts import Step
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose.causes import diagnose

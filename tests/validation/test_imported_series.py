@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.analysis.level_changes import level_changes
+from gpuscale.analysis.shifts_and_drifts import level_changes
 
 pytestmark = pytest.mark.thorough
 

@@ -15,8 +15,8 @@ from subprocess import Popen, TimeoutExpired
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS
 from gpuscale.analysis.nights import nights_of
+from gpuscale.analysis.shifts_and_drifts import FEWEST_NIGHTS
 from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S

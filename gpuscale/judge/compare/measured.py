@@ -1,17 +1,14 @@
 """Judge step times, speedups and metrics against measured runs, corrected for multiple testing."""
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpuscale.analysis.estimates import Difference
 from gpuscale.analysis.probabilities import benjamini_hochberg
 from gpuscale.judge.compare.changes import MetricChange, Pairing, metric_changes, pairings_of
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.spread import estimates_allocations, largest_spread
+from gpuscale.judge.compare.runs_needed import forecast
 from gpuscale.judge.compare.verdict import (
-    FURTHER_RUNS,
     NAMING_SIGNIFICANCE,
     OTHER_WEIGHT,
     TIME_WEIGHT,
@@ -20,18 +17,15 @@ from gpuscale.judge.compare.verdict import (
     Judgement,
     Quantities,
     Quantity,
+    Rule,
     decide,
-    forecast_unknown,
-    required_runs,
 )
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
-    Facts,
     Finding,
     MetricSpec,
     QuantityName,
     Statement,
-    Tolerances,
     Verdict,
 )
 
@@ -40,29 +34,8 @@ _MOVED_CODES = {
     Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
     Finding.REFERENCE_FASTER: "reference_faster",
 }
-_RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
-"""Candidates for the number of runs on each side that would show that nothing changed."""
-_MOSTLY = 0.8
-"""Smallest probability that an unchanged row passes with the number of runs stated."""
 _EVEN_ODDS = 0.5
 """One-sided p-value if no change is observed; the p-value of any observed loss is smaller."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rule:
-    """Tolerances, error rates and total test weight of one comparison."""
-
-    tolerances: Tolerances
-    rates: ErrorRates
-    family_weight: float
-
-    def alone(self, test: Quantity) -> Quantity:
-        """Return the test with p-values adjusted as if no other test were significant."""
-        worse, better = (
-            None if p is None else min(1.0, p * self.family_weight / test.weight)
-            for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
-        )
-        return replace(test, p_worse=worse, p_better=better)
 
 
 def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) -> list[Judgement]:
@@ -81,7 +54,7 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
     ]
     adjusted = _adjusted(tests)
     family_weight = sum(test.weight for test in tests)
-    rule = _Rule(tolerances=tolerances, rates=rates, family_weight=family_weight)
+    rule = Rule(tolerances=tolerances, rates=rates, family_weight=family_weight)
     judgements = []
     for pairing, judged, further in zip(pairings, quantities, metrics, strict=True):
         tested = judged.with_tests(adjusted)
@@ -104,7 +77,7 @@ def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
 
 
 def _judgement(
-    pairing: Pairing, quantities: Quantities, metrics: Sequence[MetricChange], rule: _Rule
+    pairing: Pairing, quantities: Quantities, metrics: Sequence[MetricChange], rule: Rule
 ) -> Judgement:
     decision = decide(quantities)
     verdict, decided_by = decision.verdict, decision.quantity.name
@@ -114,13 +87,7 @@ def _judgement(
     lost = max(worse, key=lambda metric: metric.quantity.excess_loss, default=None)
     further_runs = remedy = None
     if verdict is Verdict.INCONCLUSIVE and lost is None:
-        # Interim analyses are stricter, but advise what a comparison of the same files would.
-        final = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
-        further_runs, remedy = _required_runs(pairing, final)
-        if remedy is None:
-            # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
-            of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
-            remedy = _lasting_spread(pairing, final, of_speedup=of_speedup)
+        further_runs, remedy = forecast(pairing, decision.quantity, rule)
     reason = _reason(pairing, quantities, decision, remedy)
     if lost is not None:
         verdict, finding, decided_by = Verdict.REGRESSED, lost.spec, lost.spec.name
@@ -141,62 +108,6 @@ def _judgement(
         decided_by=decided_by,
         is_suspect=any(quantity.moved_worse(NAMING_SIGNIFICANCE) for quantity in judged),
     )
-
-
-def _required_runs(pairing: Pairing, rule: _Rule) -> tuple[int | None, Statement | None]:
-    """Return how many further runs would settle a row (None if unknown), with advice on it."""
-
-    def settles(further_runs: int) -> bool:
-        grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further_runs)
-        # The p-values of other rows are unknown then, so the strictest correction is used.
-        tested = grown.with_tests(map(rule.alone, grown.tests))
-        return decide(tested).verdict is not Verdict.INCONCLUSIVE
-
-    return required_runs(pairing.row, settles, **_runs_so_far(pairing))
-
-
-def _runs_so_far(pairing: Pairing) -> dict[str, int]:
-    made = min(runs.sample.count for runs in pairing.after.samples)
-    return {"made": made, "baseline_runs": max(map(len, pairing.before.samples[0].values.values()))}
-
-
-def _lasting_spread(pairing: Pairing, rule: _Rule, *, of_speedup: bool) -> Statement:
-    """Say what would keep a row uncertain after many more runs, or that so few runs do not tell."""
-    most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
-    quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
-    if of_speedup and quantities.speedup is not None:
-        found = largest_spread(before, after, quantities.speedup.gain, further_runs=most)
-    else:
-        before, after, gain = before.on_n_gpus, after.on_n_gpus, quantities.time.gain
-        found = largest_spread(before, after, gain, further_runs=most)
-    if found.code == "nights_differ" and not estimates_allocations(before, after):
-        # The mean of a few runs may be what is far off, rather than the declared deviation large.
-        apart = math.sqrt(pairing.after.variance_of_means)
-        nearer = [test.with_gain(test.gain.value + apart) for test in quantities.tests]
-        are_ok, may_be_ok = (all(test.is_ok for test in of) for of in (quantities.tests, nearer))
-        if may_be_ok and not are_ok:
-            return forecast_unknown(**_runs_so_far(pairing))
-    if found.code != "baseline_runs_differ":
-        return found
-    return _on_both_sides(pairing, rule, found.facts)
-
-
-def _on_both_sides(pairing: Pairing, rule: _Rule, facts: Facts) -> Statement:
-    """Say how many runs on each side would make an unchanged row `ok` 4 times in 5, if known."""
-    made = [runs.sample.count for side in (pairing.before, pairing.after) for runs in side.samples]
-    most = max(_RUNS_OF_BOTH[-1], 2 * max(made))
-    candidates = [count for count in (*_RUNS_OF_BOTH, most) if count > min(made)]
-
-    def pass_if_unchanged(runs: int) -> bool:
-        before, after = (side.with_at_least(runs) for side in (pairing.before, pairing.after))
-        grown = replace(pairing, before=before, after=after)
-        tests = grown.quantities(rule.tolerances, rule.rates).tests
-        return all(test.with_gain(-(test.gain.half_width(_MOSTLY) or 0.0)).is_ok for test in tests)
-
-    place = bisect_left(candidates, True, key=pass_if_unchanged)
-    if place == len(candidates):
-        return Statement.of("both_sides_differ", **(facts | Facts(runs=most)))
-    return Statement("baseline_runs_differ", facts | Facts(of_both=candidates[place]))
 
 
 def _reason(
@@ -263,7 +174,7 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
     )
 
 
-def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
+def _minimum_detectable_loss(quantities: Quantities, rule: Rule) -> float | None:
     """Return the smallest loss that would be found 19 times in 20 if only this row had it.
 
     A loss is found in the step time alone, or in the speedup if the step time, or its ratio to

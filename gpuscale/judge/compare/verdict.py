@@ -1,17 +1,14 @@
-"""Rules that turn a row's tested changes into a verdict, and the number of runs still needed."""
+"""Rules that turn a row's tested changes into a verdict."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
-from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
-from gpuscale.records.run import were_hosts_busy
+from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Tolerances, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +115,23 @@ class Quantity:
 
 def _below(probability: float | None, limit: float) -> bool:
     return probability is not None and probability < limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Tolerances, error rates and total test weight of one comparison."""
+
+    tolerances: Tolerances
+    rates: ErrorRates
+    family_weight: float
+
+    def alone(self, test: Quantity) -> Quantity:
+        """Return the test with p-values adjusted as if no other test were significant."""
+        worse, better = (
+            None if p is None else min(1.0, p * self.family_weight / test.weight)
+            for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
+        )
+        return replace(test, p_worse=worse, p_better=better)
 
 
 LIKELIER = 8.0
@@ -240,43 +254,3 @@ class Judgement:
     """Key in `excess_losses` of the quantity that decided the verdict."""
     is_suspect: bool = False
     """True if a test without multiple-testing adjustment finds a loss beyond the margin."""
-
-
-FURTHER_RUNS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
-"""Candidates for the number of further runs that would settle an inconclusive row."""
-CREDIBLE = 3
-"""A predicted number of further runs is trusted up to this multiple of the runs so far."""
-
-
-def required_runs(
-    row: MatchedRow, settles: Callable[[int], bool], *, made: int, baseline_runs: int
-) -> tuple[int | None, Statement | None]:
-    """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
-
-    `baseline_runs` is the number of runs in the baseline's largest night.
-
-    Return the number (None if unknown or too large to be trusted) and advice for the user (None if
-    none of `FURTHER_RUNS` is enough). If a host was busy in many runs of one side, the advice is to
-    measure that side again, unless the baseline has enough allocations to show their spread.
-    """
-    if row.after is not None and were_hosts_busy(row.after.valid):
-        return None, Statement.of("once_idle")
-    before = row.before
-    if before and len(before.runs) < MINIMUM_ALLOCATIONS and were_hosts_busy(before.valid):
-        return None, Statement.of("baseline_once_idle")
-    if not settles(FURTHER_RUNS[-1]):
-        return None, None
-    place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
-    needed = FURTHER_RUNS[place]
-    if needed > CREDIBLE * made:
-        return None, forecast_unknown(made=made, baseline_runs=baseline_runs)
-    return needed, Statement.of("further_runs", needed=needed)
-
-
-def forecast_unknown(*, made: int, baseline_runs: int) -> Statement:
-    """Return the statement that `made` runs do not tell how many more would settle a row.
-
-    It asks for twice as many, or as many as the baseline has if these are a credible number.
-    """
-    in_all = max(2 * made, baseline_runs if baseline_runs <= (1 + CREDIBLE) * made else 0)
-    return Statement.of("unknown_further_runs", too_few=made, in_all=in_all)

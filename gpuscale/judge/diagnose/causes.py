@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from gpuscale.analysis.steps import Part
+from gpuscale.analysis.step_parts import Part
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.evidence import RowEvidence, confirmed, onset_of, points_of

@@ -9,7 +9,7 @@ from functools import cached_property
 from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
-from gpuscale.analysis.steps import Part, Step, steps_of
+from gpuscale.analysis.step_parts import Part, Step, steps_of
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
 from gpuscale.judge.diagnose.symptoms import symptoms_of

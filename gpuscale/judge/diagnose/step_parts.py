@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
 from gpuscale.analysis.probabilities import t_quantile
-from gpuscale.analysis.steps import Part, Rank, Step
+from gpuscale.analysis.step_parts import Part, Rank, Step
 from gpuscale.records.cause import Cause, CauseKind, PhaseChange
 
 NAMED_SHARE = 0.1

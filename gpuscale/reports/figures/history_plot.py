@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.history import History, RowChange, RowHistory
-from gpuscale.analysis.level_changes import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.analysis.nights import Night
 from gpuscale.analysis.scaling import geometric_mean, level_of
+from gpuscale.analysis.shifts_and_drifts import FEWEST_NIGHTS, REMEMBERED
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate, PointKey, Scaling

@@ -8,7 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import PercentFormatter
 
-from gpuscale.analysis.steps import EfficiencyBudget, TypicalStep, efficiency_budgets, typical_steps
+from gpuscale.analysis.step_parts import (
+    EfficiencyBudget,
+    TypicalStep,
+    efficiency_budgets,
+    typical_steps,
+)
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures.picture import (

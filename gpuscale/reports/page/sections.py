@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.analysis.steps import efficiency_budgets, typical_steps
+from gpuscale.analysis.step_parts import efficiency_budgets, typical_steps
 from gpuscale.base.host import device_word
 from gpuscale.records import Results, Run, Verdict
 from gpuscale.records.configuration import commands_text

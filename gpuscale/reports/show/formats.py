@@ -10,7 +10,7 @@ import msgspec
 from gpuscale import __version__
 from gpuscale.analysis.estimates import log_sample
 from gpuscale.analysis.scaling import Entry, geometric_mean, level_of, published_points
-from gpuscale.analysis.steps import PHASES, typical_steps
+from gpuscale.analysis.step_parts import PHASES, typical_steps
 from gpuscale.base.errors import FileError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.steps import (
+from gpuscale.analysis.step_parts import (
     EfficiencyBudget,
     TypicalStep,
     efficiency_budgets,
