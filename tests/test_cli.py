@@ -40,7 +40,7 @@ from gpuscale.store.results import read_results
         (["compare", RESULTS], f"{RESULTS}, given alone, is the baseline"),
         (["compare", "nope.json"], "nope.json: No such file or directory; check the path"),
         (["show"], "there are no results here"),
-        (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),
+        (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a whole number from 1"),
     ],
 )
 def test_refusals_are_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:

@@ -103,7 +103,7 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpus", "1,x"], "is not a list of numbers"),
+        (["--gpus", "1,x"], "--gpus: 'x' is not a whole number"),
         (["--gpus", "1", "--runs", "0"], "--runs: "),
         (["--gpus", "1", "--time", "1h"], "--time: expected a time such as 01:00:00"),
         (["--gpus", "1", "--account", "a b"], "it goes into a shell script"),

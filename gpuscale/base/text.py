@@ -1,9 +1,10 @@
-"""Text for people and files: numbers with their units, and text that is safe to print."""
+"""Text for people and files: numbers with units, counts in options, and text safe to print."""
 
 import codecs
 import io
 import math
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from typing import TextIO
 
@@ -13,6 +14,7 @@ LINE_LIMIT = 10_000
 DETAIL_LIMIT = 200_000
 """Maximum length of a multi-line string, such as a traceback, in characters."""
 _LONGEST_SHOWN = 40
+_MOST_COUNT = 100_000
 
 # Control characters (including terminal escapes), line and paragraph separators,
 # bidirectional overrides, and lone surrogates, which no terminal or file can encode.
@@ -120,8 +122,7 @@ def significant(number: float, digits: int = 3) -> str:
         return f"{number:g}"
     # The rounded number determines the decimals: 99.96 becomes 100, not 100.0.
     exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
-    decimals = max(0, digits - 1 - exponent)
-    return f"{number:.{decimals}f}"
+    return f"{number:.{max(0, digits - 1 - exponent)}f}"
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
@@ -147,13 +148,20 @@ def visible(text: str, *, multiline: bool = False) -> str:
 
 def escaped(text: str) -> str:
     r"""Replace characters that cannot be printed by their escapes, such as `\ufeff`."""
-    signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
-    return "".join(signs)
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def shown(text: str) -> str:
     """Quote a text for an error message, as in `text 'abc'`; long texts are shortened."""
     return f"text {text[:_LONGEST_SHOWN]!r}{'…' if len(text) > _LONGEST_SHOWN else ''}"
+
+
+def parse_count(text: str, at_least: int = 1) -> int:
+    """Parse a whole number from `at_least` to 100000; raise ArgumentTypeError for other text."""
+    number = int(text) if text.strip().isdecimal() and len(text) < 10 else -1
+    if not at_least <= number <= _MOST_COUNT:
+        raise ArgumentTypeError(f"'{text}' is not a whole number from {at_least} to {_MOST_COUNT}")
+    return number
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

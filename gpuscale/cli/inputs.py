@@ -14,7 +14,7 @@ from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import DEVICES
-from gpuscale.base.text import visible
+from gpuscale.base.text import parse_count, visible
 from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
@@ -255,12 +255,9 @@ def selected(content: _Content, choice: Choice) -> _Content:
 def gpu_counts(text: str) -> frozenset[int]:
     """Parse the value of `--gpus`, such as `1,2,4`; raise a UsageError if it is invalid."""
     try:
-        counts = frozenset(int(part) for part in text.split(","))
-    except ValueError:
-        counts = frozenset()
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
-    return counts
+        return frozenset(map(parse_count, text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--gpus: {error}") from None
 
 
 def direction(text: str) -> tuple[str, str]:

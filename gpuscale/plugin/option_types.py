@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import UsageError
-from gpuscale.base.text import no_such
-
-_MOST = 100_000
-
-
-def parse_count(text: str, at_least: int = 1) -> int:
-    """Parse a whole number from `at_least` to 100000; raise ArgumentTypeError for other text."""
-    number = int(text) if text.strip().isdecimal() and len(text) < 10 else -1
-    if not at_least <= number <= _MOST:
-        raise ArgumentTypeError(f"'{text}' is not a whole number from {at_least} to {_MOST}")
-    return number
+from gpuscale.base.text import no_such, parse_count
 
 
 def parse_counts(text: str) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import DEVICES, SITE, UNBOUND, is_map
 from gpuscale.base.strategies import MICRO_BATCHES, STRATEGIES
+from gpuscale.base.text import parse_count
 from gpuscale.measure.launch import ACROSS_NODES, LAUNCHERS
 from gpuscale.plugin.option_types import (
     Option,
     absolute_path,
     one_of,
     option,
-    parse_count,
     parse_counts,
     parse_seconds,
 )
