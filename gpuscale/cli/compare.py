@@ -124,20 +124,12 @@ def judged(
 ) -> View:
     """Judge the selected rows of results; show likely causes, notes and file names with them."""
     sides = sides_of(reference.baseline, results)
-    chosen = compare_sides(sides, inputs.choice_of(arguments))
-    comparison = diagnose(sides, chosen)
+    comparison = diagnose(sides, compare_sides(sides, inputs.choice_of(arguments)))
     if reference.nights is not None:
         comparison = with_levels(comparison, reference.nights)
     comparison = with_environment_changes(comparison, sides)
     named = [path for path in (reference.path,) if path is not None]
-    before, after = (tuple(visible(str(path)) for path in of) for of in (named, files))
-    comparison = replace(
-        comparison,
-        baseline_kind=reference.kind,
-        before=replace(comparison.before, files=before),
-        after=replace(comparison.after, files=after),
-    )
-    return view_of(comparison, sides.after)
+    return view_of(comparison.of_files(reference.kind, named, files), sides.after)
 
 
 def validate_sides(before: Path, after: Sequence[Path]) -> None:

@@ -1,11 +1,12 @@
 """The result of a comparison, as codes and numbers that every report format renders."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypedDict, Unpack
 
 from gpuscale.base.errors import ExitCode
+from gpuscale.base.text import visible
 from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange
 from gpuscale.records.environment import EnvironmentChange
@@ -242,6 +243,14 @@ class Comparison:
     notes: tuple[Statement, ...] = ()
     before: Origin = Origin()
     after: Origin = Origin()
+
+    def of_files(
+        self, kind: BaselineKind, before: Iterable[object], after: Iterable[object]
+    ) -> "Comparison":
+        """Return the comparison with its kind of reference, and the files of either side."""
+        then, now = (tuple(visible(str(path)) for path in paths) for paths in (before, after))
+        sides = replace(self.before, files=then), replace(self.after, files=now)
+        return replace(self, baseline_kind=kind, before=sides[0], after=sides[1])
 
     @property
     def exit_code(self) -> ExitCode:
