@@ -106,9 +106,8 @@ class Proposal:
     @property
     def selectors(self) -> tuple[str, ...]:
         """Names that select this proposal on the command line, most specific first."""
-        gpus, case = self.entry.gpus, self.entry.configuration.case
-        label = self.entry.configuration.label
-        return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
+        gpus, used = self.entry.gpus, self.entry.configuration
+        return (f"{used.label}@{gpus}", f"{used.case}@{gpus}", used.label, used.case)
 
 
 def proposals(
@@ -151,14 +150,13 @@ def revised(
     )
     added = tuple(change.label for change in changes if not change.old)
     change = BaselineChange(at=at, reason=reason, by=by, replaced=replaced, added=added)
-    changed = _with_runs(baseline, runs, results)
-    return replace(changed, history=(*baseline.history, change))
+    return replace(_with_runs(baseline, runs, results), history=(*baseline.history, change))
 
 
 def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Results]) -> Baseline:
     """Return the baseline with `runs`, and the metadata of the `results` that some come from."""
     used = {run.allocation for run in runs}
-    left = {name: where for name, where in baseline.environments.items() if name in used}
+    found = {**baseline.environments, **_environments(results)}
     known = (baseline.gpuscale_version or "").split(", ")
     versions = dict.fromkeys([*known, *(result.gpuscale_version for result in results)])
     moments = filter(None, [baseline.recorded_at, *(result.created_at for result in results)])
@@ -167,7 +165,7 @@ def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Resu
         baseline,
         probes=probes or baseline.probes,
         runs=runs,
-        environments={**left, **_environments(results, runs)},
+        environments={name: where for name, where in found.items() if name in used},
         gpuscale_version=", ".join(filter(None, versions)),
         recorded_at=max(moments, key=datetime.fromisoformat),
     )
@@ -205,8 +203,7 @@ def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
     return f"{entry.label} ({', '.join(apart)})" if apart else entry.label
 
 
-def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
-    used = {run.allocation for run in runs}
+def _environments(results: Sequence[Results]) -> dict[str, Environment]:
     found = {result.allocation: result.environment for result in results}
     for result in results:
         for run in result.runs:
@@ -214,7 +211,7 @@ def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, 
             if (name := result.allocation_of(run)) not in found:
                 host = run.ranks[0].host if run.ranks else result.environment.host
                 found[name] = replace(result.environment, job_id=run.allocation, host=host)
-    return {allocation: where for allocation, where in found.items() if allocation in used}
+    return found
 
 
 def _identities(runs: Sequence[Run]) -> Counter[object]:
