@@ -32,7 +32,9 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
     """Return a unique name per configuration: its label, plus distinguishing options if needed."""
-    words = {each: (*_words(each), *_parts(each.command)) for each in configurations}
+    # A command is divided before each option: `torchrun`, `--nproc-per-node {gpus} train.py`.
+    parts = {each: re.split(r" (?=-)", each.command or "") for each in configurations}
+    words = {each: (*_words(each), *filter(None, parts[each])) for each in configurations}
     shared: dict[str, set[str]] = {}
     for each, options in words.items():
         shared[each.label] = shared.get(each.label, set(options)) & set(options)
@@ -60,11 +62,6 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         f"{configuration.scaling} scaling" if configuration.scaling else None,
     )
     return tuple(filter(None, words))
-
-
-def _parts(command: str | None) -> list[str]:
-    """Divide a command before each option: `torchrun`, `--nproc-per-node {gpus} train.py`."""
-    return re.split(r" (?=-)", command) if command else []
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
@@ -263,8 +260,7 @@ def change_texts(change: Estimate) -> list[str]:
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]
-    low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
-    if low <= 1 <= high and (value > 2 * low or high > 2 * value):
+    if change.low <= 0 <= change.high and is_uncertain(change.mapped(lambda part: 1 + part)):
         return [UNCERTAIN]
     value_text, *ends = format_distinct(percent_text, change.value, change.low, change.high)
     # An interval below zero must not end at `+0.0 %`.

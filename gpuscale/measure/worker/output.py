@@ -87,9 +87,7 @@ class Output:
 
 class _Pipe:
     def __init__(self, source: str) -> None:
-        self._source = source
-        self._begun = b""
-        self._arrived_s = 0.0
+        self._source, self._begun, self._arrived_s = source, b"", 0.0
 
     def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
         """Yield the lines that these bytes complete; empty `text` marks the end of the output."""
@@ -138,9 +136,8 @@ def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWor
     command; otherwise the exit codes in torchrun's summary are used. A process that only lost
     contact with another process is suspected last.
     """
-    codes = {COMMAND_SOURCE: exit_code}
-    if exit_code >= 0:
-        codes = _codes_in_summary(lines.get(COMMAND_SOURCE, ()))
+    said = lines.get(COMMAND_SOURCE, ())
+    codes = {COMMAND_SOURCE: exit_code} if exit_code < 0 else _codes_in_summary(said)
     raised = {source: found for source, printed in lines.items() if (found := _raised(printed))}
     # A command that reads the output of ranks may print their tracebacks again.
     if codes or len(raised) > 1:
@@ -230,8 +227,7 @@ class UnreadLines:
         self._kinds: dict[str, _Kind] = {}
         self.are_training = False
         """True once lines that only training prints have recurred often and for long enough."""
-        self.count = 0
-        self._last = ""
+        self.count, self._last = 0, ""
 
     def take(self, line: str, arrived_s: float) -> None:
         """Examine the next line, as returned by `plain`."""
