@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     log = request.scheduler.log_of(request.demand.job_name, job)
     say(f"submitted {path} as job {job}; its log is {log}")
-    return _wait(request, job) if arguments.wait else ExitCode.OK
+    return _wait(request.scheduler, job, log) if arguments.wait else ExitCode.OK
 
 
 def _request(arguments: argparse.Namespace) -> JobRequest:
@@ -167,10 +167,9 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
     return False
 
 
-def _wait(request: JobRequest, job: str) -> int:
-    scheduler = request.scheduler
+def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
     try:
-        state = _followed(scheduler, job, scheduler.log_of(request.demand.job_name, job))
+        state = _followed(scheduler, job, log)
     except KeyboardInterrupt:
         command = f"{scheduler.cancel_program} {job}"
         sys.stderr.write(f"\ngpuscale: job {job} goes on; '{command}' ends it\n")

@@ -143,12 +143,11 @@ def validate_environment(
     software: Environment | None = None,
 ) -> None:
     """Raise a UsageError if runs in this environment cannot be added to the runs in the file."""
+    then = known = recorded.environment
     if _is_of_commands(recorded):
-        known = recorded.environment
         if software is not None and software.packages and known.packages:
             known = software
         environment = environment.with_software_of(known)
-    then = recorded.environment
     changes = (
         *environment_diff.field_differences(then, environment, environment_diff.IN_SESSION),
         *environment_diff.variable_changes([then], [environment]),
