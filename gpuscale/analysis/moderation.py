@@ -253,8 +253,7 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     own = [Term(variance=sample.own_part * share, df=sample.sample.df) for sample, share in used]
     prior = math.fsum(sample.prior_part * share for sample, share in used)
     dfs = (sample.prior.df for sample, _ in used if sample.prior is not None)
-    prior_df = min(dfs, default=math.inf)
-    merged = welch_term([*own, Term(variance=prior, df=prior_df)])
+    merged = welch_term([*own, Term(variance=prior, df=min(dfs, default=math.inf))])
     if any(sample.sample.df == 0 for sample, _ in used):
         return merged
     without_prior = welch_term(

@@ -156,8 +156,7 @@ def _approved(
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
     chosen = accepted(proposed, arguments.accept or ())
     verdicts = _verdicts(baseline, results)
-    blocks = ["\n".join(_change_lines(proposal, verdicts)) for proposal in proposed]
-    say("\n\n".join(blocks), end="\n\n")
+    say("\n\n".join("\n".join(_change_lines(each, verdicts)) for each in proposed), end="\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)
         reason = f"{reason}: {runs}" if reason else runs

@@ -96,8 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     end_s = math.inf if arguments.time is None else time.monotonic() + 60 * arguments.time
     kind = _kind(arguments, sides, is_command)
     ends = [kind.name_of(frozenset(range(count))) for count in (0, len(kind.changes))]
-    asked = repr((ends, measured, words))
-    number = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    number = hashlib.sha256(repr((ends, measured, words)).encode()).hexdigest()[:8]
     folder = (_FOLDER / number).absolute()
     used = "the same bisection is running already; wait for it, or end it"
     with sole_use(folder, used), scratch_folder("gpuscale-bisect-") as scratch:

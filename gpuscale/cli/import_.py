@@ -128,6 +128,5 @@ def paths_of(given: Sequence[str], source: ImportedTool) -> list[Path]:
         below = files_below(path, lambda name: name.endswith(source.endings))
         paths += sorted(below) if is_folder(path) else [path]
     if not paths:
-        named = " or ".join(source.endings)
-        raise FileError(given[0], f"has no files that end in {named}")
+        raise FileError(given[0], f"has no files that end in {' or '.join(source.endings)}")
     return paths

@@ -64,8 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_report(output, content_of(picture, kind))
     inputs.say(f"{shown}: {picture.title}")
     if picture.left_out:
-        left_out = ", ".join(picture.left_out)
-        inputs.remark(f"not shown: {left_out}; choose with --case")
+        inputs.remark(f"not shown: {', '.join(picture.left_out)}; choose with --case")
     for row in measurements.failed:
         inputs.remark(row)
     return ExitCode.OK

@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         page = report_html(_subject(arguments, paths))
     write_report(output, page)
-    size_kb = len(page.encode()) / 1000
-    inputs.say(f"{visible(str(output))}: {size_kb:.0f} kB")
+    inputs.say(f"{visible(str(output))}: {len(page.encode()) / 1000:.0f} kB")
     return ExitCode.OK
 
 

@@ -277,5 +277,4 @@ def machine_label(baseline: Baseline) -> str:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
     else:
         machine = hardware.system or hardware.gpu_name or hardware.cpu_model or ""
-    known = "" if cluster == _UNKNOWN_HOST else cluster
-    return ", ".join(filter(None, (known, machine)))
+    return ", ".join(filter(None, ("" if cluster == _UNKNOWN_HOST else cluster, machine)))

@@ -39,8 +39,7 @@ class RecordFile(Generic[R]):
 
     def write(self, record: R) -> None:
         """Write the record atomically, so that no reader sees an incomplete file."""
-        records = record if isinstance(record, list) else [record]
-        text = ",".join(map(to_json, records))
+        text = ",".join(map(to_json, record if isinstance(record, list) else [record]))
         write_atomically(self.path, f"[{text}]" if isinstance(record, list) else text)
 
     def read(self) -> R:

@@ -145,8 +145,7 @@ class Packages(Kind):
         if not folder.exists():
             folder.mkdir()
             source = Path(gpuscale.__file__).parent
-            files = {source, *_needed_files({change.name for change in self.changes})}
-            for file in files:
+            for file in {source, *_needed_files({change.name for change in self.changes})}:
                 (folder / file.name).symlink_to(file)
         (_site(place) / "zz_gpuscale.pth").write_text(f"{folder.absolute()}\n")
 

@@ -143,8 +143,7 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
             compared = earlier.compared.get(row.point, ())
             is_it = lost.is_new or all(night < lost.onset for night in compared)
             return replace(entry, since=since) if is_it else entry
-        loss = -lost.throughput.value
-        facts: Facts = {"loss": loss, "since": onset}
+        facts: Facts = {"loss": -lost.throughput.value, "since": onset}
         if since is not None:
             facts["changed"] = environment_at(history.nights, lost.onset)
         reason = Statement.of("drifted" if since is None else "level_lost", **facts)

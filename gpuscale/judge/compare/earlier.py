@@ -73,10 +73,9 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
         for point, nights in compared.items()
         for night in nights
     }
-    last = _chosen(read, lambda run, at: (PointKey.of(run), at) in on_level)
     return EarlierNights(
         history=history,
-        last=last,
+        last=_chosen(read, lambda run, at: (PointKey.of(run), at) in on_level),
         later=later,
         compared=compared,
         tolerances=_tolerances(before, compared),

@@ -132,8 +132,7 @@ class Launcher:
         """Write the list of the run's GPUs on each host, which the keepers will sample."""
         here = Node(host=socket.gethostname(), gpus=self.environment.gpus)
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes or (here,), strict=True))
-        gpus_per_process = math.ceil(request.gpus / request.processes)
-        per_host = placement.ranks_per_host * gpus_per_process
+        per_host = placement.ranks_per_host * math.ceil(request.gpus / request.processes)
         gpus = {}
         for position, name in enumerate(placement.hosts):
             node = nodes[name]

@@ -142,8 +142,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         rank=strategy.rank % strategy.shares,
         world_size=strategy.shares,
     )
-    training = (strategy.training or Training)(case, request, strategy, batches)
-    return training, joined_at_s
+    return (strategy.training or Training)(case, request, strategy, batches), joined_at_s
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:

@@ -91,8 +91,7 @@ def probe(directory: str) -> None:
     set_fp32_mode(request.precision)
     on_gpu, here = is_gpu(request.device), rank % request.ranks_per_node
     devices = tuple(range(torch.cuda.device_count())) if on_gpu else ()
-    device = cuda_device(devices, here)
-    place = _Place(request=request, rank=rank, device=device)
+    place = _Place(request=request, rank=rank, device=cuda_device(devices, here))
     # Run before the process group exists, so that no rank waits for another while computing.
     found = list(_alone(place))
     patience = timedelta(seconds=request.timeout_s)

@@ -158,8 +158,7 @@ class Training:
         self._aligned_scaler = self._scaler.state_dict()
         self.clock = PhaseClock(self._device)
         self._accumulate = asked.accumulate or 1
-        self._epoch = 0
-        self._steps = 0
+        self._epoch = self._steps = 0
         self._losses: list[torch.Tensor] = []
 
     def step(self, *, synchronized: bool = True) -> None:

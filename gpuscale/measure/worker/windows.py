@@ -192,5 +192,4 @@ def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> b
     busy_s = sum(burst[-1] - burst[0] for burst in bursts)
     if len(bursts) < 3:
         return busy_s < _BURST_SHARE * (moments[-1] - started_s)
-    pause_s = statistics.median(b[0] - a[-1] for a, b in pairwise(bursts))
-    return pause_s > _BURST_APART_S
+    return statistics.median(b[0] - a[-1] for a, b in pairwise(bursts)) > _BURST_APART_S

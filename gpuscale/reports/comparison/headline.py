@@ -165,8 +165,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         else:
             parts.append("no loss was found")
     order = (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
-    word = next(verdict for verdict in order if verdict in verdicts)
-    return word.value, "; ".join(parts)
+    return next(each.value for each in order if each in verdicts), "; ".join(parts)
 
 
 def _first_cause(rows: Sequence[Row]) -> str:

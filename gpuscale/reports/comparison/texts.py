@@ -144,8 +144,7 @@ def markdown(view: View) -> str:
         f"**{view.summary}** (exit code {view.exit_code})",
         "\n".join(f"- **{_plain(label)}** {_plain(text)}" for label, text in view.headline),
     ]
-    open_rows = [row for row in rows if not row.entry.verdict.is_pass]
-    blocks += _markdown_table(open_rows)
+    blocks += _markdown_table([row for row in rows if not row.entry.verdict.is_pass])
     blocks += few([*_reasons(view.explanations)], _MOST_REASONS, "reason")
     notes = [f"- {_plain(note)}" for note in view.notes]
     blocks.append("\n".join(few(notes, _MOST_NOTES, "note")))

@@ -117,8 +117,7 @@ def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
         if (own := STYLES.get(strategy)) is not None and own not in styles.values():
             styles[label] = own
     free = [style for style in STYLES.values() if style not in styles.values()]
-    others = sorted(strategies.keys() - styles.keys())
-    return styles | dict(zip(others, free, strict=False))
+    return styles | dict(zip(sorted(strategies.keys() - styles.keys()), free, strict=False))
 
 
 def distinct_names(configurations: Sequence[Configuration]) -> dict[Configuration, str]:

@@ -105,8 +105,7 @@ def _grid(nodes: Sequence[NodeVerdict]) -> str:
 
 def _of_node(node: NodeVerdict, marks: str) -> str:
     """Wrap a node's SVG marks in the colour of its state, with name and speed as a tooltip."""
-    speed = found_change_text(node.speed)
-    title = f"<title>{html.escape(node.node)}: {speed}</title>"
+    title = f"<title>{html.escape(node.node)}: {found_change_text(node.speed)}</title>"
     weight = ' font-weight="700"' if node.state in (NodeState.SICK, NodeState.UNCLEAR) else ""
     return f'<g style="color:var(--{_TONES.get(node.state, "quiet")})"{weight}>{title}{marks}</g>'
 
