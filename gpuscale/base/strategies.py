@@ -92,9 +92,7 @@ STRATEGIES: Mapping[str, Demands] = {
         not_older="its collectives cannot be paused",
     ),
     "lightning": Demands(
-        implementation="lightning:LightningStrategy",
-        package="lightning",
-        wraps="ddp",
+        implementation="lightning:LightningStrategy", package="lightning", wraps="ddp"
     ),
     "pipeline": Demands(
         implementation="stages:PipelineStrategy",

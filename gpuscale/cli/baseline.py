@@ -78,10 +78,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 def _record(arguments: argparse.Namespace) -> int:
     results = read_all_results(arguments.results)
     baseline = baseline_from_results(
-        results,
-        name=arguments.output.stem,
-        cluster=arguments.cluster,
-        choice=choice_of(arguments),
+        results, name=arguments.output.stem, cluster=arguments.cluster, choice=choice_of(arguments)
     )
     baseline = replace(baseline, recorded_by=login_name())
     sizes, entries = night_sizes(baseline), entries_of(baseline.runs)

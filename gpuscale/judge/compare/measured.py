@@ -21,13 +21,7 @@ from gpuscale.judge.compare.verdict import (
     decide,
 )
 from gpuscale.judge.sides import Sides
-from gpuscale.records import (
-    Finding,
-    MetricSpec,
-    QuantityName,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import Finding, MetricSpec, QuantityName, Statement, Verdict
 
 _MOVED_CODES = {
     Finding.SCALING_LOSS: "scaling_lost",

@@ -136,10 +136,7 @@ def _judgement(
         ratio = max(as_bad, key=lambda each: each.excess_loss)
     change = ratio.measured.relative_change()
     reason = Statement.of(
-        _CODES[verdict],
-        published=ratio.quantity,
-        beside=change.value,
-        tolerance=ratio.tolerance,
+        _CODES[verdict], published=ratio.quantity, beside=change.value, tolerance=ratio.tolerance
     )
     if obstacle is not None:
         reason = Statement.of("speedup_unknown", otherwise=reason, why=obstacle)

@@ -164,10 +164,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     report = _report(training, measurement)
     strategy.verify(training)
     outcome = RankOutcome(
-        report=report,
-        joined_at_s=joined_at_s,
-        measurement=measurement,
-        software=own_software(),
+        report=report, joined_at_s=joined_at_s, measurement=measurement, software=own_software()
     )
     if outcomes := strategy.gathered(outcome):
         files.directory.outcomes.write(outcomes)
