@@ -47,7 +47,7 @@ import os
 
 from msgspec.structs import replace
 from gpuscale.measure.launch import collect
-from gpuscale.records.timing_plan import TIMING_PLANS
+from gpuscale.records.request import TIMING_PLANS
 
 for device, plan in TIMING_PLANS.items():
     TIMING_PLANS[device] = replace(plan, warmup_steps=2, warmup_s=0.05)

@@ -1,5 +1,6 @@
 """The steps of a diagnosis by worked examples, on both sides of each limit."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -68,6 +69,21 @@ def test_only_runs_with_unusual_skew_tell_who_is_a_straggler() -> None:
     ):
         runs = (paced(4.0, 1.0, 1.0), paced(1.0, second_s, 1.0))
         assert named(*runs, usual_skew_s=usual_skew_s)[0] == ranks
+
+
+def test_a_rank_that_is_slow_at_last_does_not_make_the_other_one_seem_slower() -> None:
+    # Two ranks alike are the slower one in turns; then rank 1 takes 1.4 times as long. The faster
+    # of two runs 0.04 s before their mean, by which computing would seem to grow.
+    draw, lost = random.Random(5), dict.fromkeys(Part, 0.0)
+    for _ in range(200):
+        before, after = (
+            [paced(draw.gauss(1, 0.07), slower * draw.gauss(1, 0.07)) for _ in range(runs)]
+            for slower, runs in ((1.0, 12), (1.4, 6))
+        )
+        for part, change in changes_of(before, after, 0.0).items():
+            lost[part] += change.lost_s / 200
+    assert abs(lost[Part.COMPUTING]) < 0.015
+    assert lost[Part.SKEW] == pytest.approx(0.4 - 0.04, abs=0.015)
 
 
 def test_a_device_is_a_straggler_whichever_rank_it_serves_and_else_a_rank_number_is() -> None:

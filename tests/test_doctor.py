@@ -9,7 +9,7 @@ import pytest
 from command_line import python
 
 from gpuscale.measure.telemetry.doctor import ExaminedGpu
-from gpuscale.records.gpu_counters import Reading
+from gpuscale.records.counters import Reading
 
 
 @pytest.fixture

@@ -305,7 +305,8 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
         step = headline(comparison(*rows))["next"]
         assert re.match(
-            r"make about 3 more runs, for mnist_cnn/ddp( \(2\))? on 4 GPUs alone: ", step
+            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs alone: ",
+            step,
         )
 
 
@@ -330,7 +331,9 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
         )
         assert headline(comparison(*rows))["next"] == command
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
-    assert soon.startswith("make about 3 more runs, for mnist_cnn/ddp on 4 GPUs alone: ")
+    assert soon.startswith(
+        "make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs alone: "
+    )
 
 
 @pytest.mark.parametrize(

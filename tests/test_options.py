@@ -14,7 +14,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.measure.worker.windows import window_plan
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.records.configuration import Precision
-from gpuscale.records.timing_plan import MOST_WINDOWS, TIMING_PLANS, timing_plan
+from gpuscale.records.request import MOST_WINDOWS, TIMING_PLANS, timing_plan
 
 GIVEN: dict[str, object] = {"gpus": "1,2"}
 PAGE = REPOSITORY / "docs" / "options.md"

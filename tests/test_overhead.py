@@ -23,7 +23,7 @@ from gpuscale.measure.worker.entry import parameter_digest
 from gpuscale.measure.worker.strategies.data_parallel import DataParallelStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import Failure, RunRequest
-from gpuscale.records.timing_plan import TIMING_PLANS
+from gpuscale.records.request import TIMING_PLANS
 
 SCRIPT = BENCH_CASES.parent / "ci" / "overhead.py"
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")

@@ -16,19 +16,6 @@ _MAP = re.compile(
     re.IGNORECASE,
 )
 _ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
-VARIABLE_PREFIXES = (
-    *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
-    *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
-    *("TORCHINDUCTOR_", "UCX_"),
-)
-"""Prefixes of the environment variables that affect how ranks compute and communicate."""
-
-CACHE_VARIABLES = frozenset(
-    {"CUDA_CACHE_PATH", "PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME"}
-    | {"TORCH_EXTENSIONS_DIR"}
-)
-"""Environment variables that name cache folders; torch's defaults may contain the login name."""
-
 JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 """Environment variables that list the devices that one job may use on one node."""
 

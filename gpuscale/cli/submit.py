@@ -21,7 +21,7 @@ from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli.inputs import gpu_counts, remark, say
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
-from gpuscale.records.timing_plan import TIMING_PLANS
+from gpuscale.records.request import TIMING_PLANS
 from gpuscale.reports.phrases import devices_text
 from gpuscale.store.files import make_folder, read_any, write_report
 

@@ -17,8 +17,8 @@ from gpuscale.analysis.probabilities import nominal_error
 from gpuscale.analysis.scaling import point_keys, references_of
 from gpuscale.base.text import counted
 from gpuscale.judge.compare import assess, comparison_of
-from gpuscale.judge.compare.matching import MatchedRow, too_few_valid_runs
-from gpuscale.judge.compare.verdict import ErrorRates, Judgement
+from gpuscale.judge.compare.matching import MatchedRow
+from gpuscale.judge.compare.verdict import ErrorRates, Judgement, too_few_valid_runs
 from gpuscale.judge.sides import Sides, side_of_results, sides_of
 from gpuscale.records import (
     Baseline,

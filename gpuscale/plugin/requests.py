@@ -16,8 +16,7 @@ from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import OPTIONS, MeasureOptions
 from gpuscale.records import Configuration, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
-from gpuscale.records.request import CommandRequest
-from gpuscale.records.timing_plan import timing_plan
+from gpuscale.records.request import CommandRequest, timing_plan
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_count
 from gpuscale.workload.command_case import CommandCase, joined

@@ -10,10 +10,9 @@ from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevi
 from gpuscale.records.evidence import Failure, FailureKind, GpuSummary, HostLoad, NodeEvidence
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.probes import NodeProbe, Probe
-from gpuscale.records.request import RunRequest
+from gpuscale.records.request import RunRequest, TimingPlan
 from gpuscale.records.run import Results, Run, deduplicated, with_measured, without_windows
 from gpuscale.records.scaling import Estimate, PointKey, Scaling, ScalingPoint
-from gpuscale.records.timing_plan import TimingPlan
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,

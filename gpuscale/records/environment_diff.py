@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gpuscale.base.grouping import by_key
-from gpuscale.base.host import CACHE_VARIABLES, JOB_VARIABLES
+from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence
 from gpuscale.records.cause import LINKS, CauseKind
+from gpuscale.records.environment import CACHE_VARIABLES
 from gpuscale.records.evidence import Library
 
 _Environments = Sequence[Environment]

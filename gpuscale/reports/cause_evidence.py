@@ -15,8 +15,9 @@ from gpuscale.records.cause import (
     PortSymptom,
     ProbeChange,
 )
+from gpuscale.records.counters import PORT_COUNTERS_BY_NAME
 from gpuscale.records.environment_diff import environment_text, listed
-from gpuscale.records.probes import PORT_COUNTERS_BY_NAME, PROBES
+from gpuscale.records.probes import PROBES
 from gpuscale.reports import phrases
 
 _Kind = TypeVar("_Kind")

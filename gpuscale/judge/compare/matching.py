@@ -25,9 +25,6 @@ from gpuscale.records import (
 )
 
 PUBLISHED_SIZE = "full"
-FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
-runs must be valid too."""
 _LONGEST_MESSAGE = 160
 
 
@@ -40,17 +37,6 @@ def first_failure(entry: Entry) -> str | None:
         return "the run has no windows"
     line = (failure.message.strip() or failure.kind).splitlines()[0]
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
-
-
-def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """Return the run counts of an entry that has too few valid runs to pass; otherwise None."""
-    if entry is None:
-        return None
-    valid, failed = entry.point.valid_runs, len(entry.failed)
-    if not failed or valid >= max(failed, FEWEST_VALID_RUNS):
-        return None
-    kinds = Counter("" if run.failure is None else run.failure.kind for run in entry.failed)
-    return {"valid": valid, "made": valid + failed, "failures": kinds}
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
+from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.changes import Pairing
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import estimates_allocations, largest_spread
@@ -19,6 +20,8 @@ CREDIBLE = 3
 """A predicted number of further runs is trusted up to this multiple of the runs so far."""
 _RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
 """Candidates for the number of runs on each side that would show that nothing changed."""
+_LIKELY = normal_quantile(0.8)
+"""Number of standard deviations by which a mean may change; either way, it seldom changes more."""
 _MOSTLY = 0.8
 """Smallest probability that an unchanged row passes with the number of runs stated."""
 
@@ -31,13 +34,23 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     # Interim analyses are stricter, but advise what a comparison of the same files would.
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
 
-    def settles(further_runs: int) -> bool:
-        grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further_runs)
-        # The p-values of other rows are unknown then, so the strictest correction is used.
-        tested = grown.with_tests(map(rule.alone, grown.tests))
-        return decide(tested).verdict is not Verdict.INCONCLUSIVE
+    so_far = _runs_so_far(pairing)
 
-    needed, advice = required_runs(pairing.row, settles, **_runs_so_far(pairing))
+    def settles(further: int) -> bool:
+        grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
+        # The mean of all runs will be another one, better or worse.
+        share = further / (so_far["made"] + further)
+        apart = _LIKELY * math.sqrt(pairing.after.variance_of_means * share)
+        # The p-values of other rows are unknown then, so the strictest correction is used.
+        return all(
+            decide(
+                grown.with_tests(rule.alone(t.with_gain(t.gain.value + step)) for t in grown.tests)
+            ).verdict
+            is not Verdict.INCONCLUSIVE
+            for step in (-apart, apart)
+        )
+
+    needed, advice = required_runs(pairing.row, settles, **so_far)
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse

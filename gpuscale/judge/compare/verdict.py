@@ -1,14 +1,16 @@
 """Rules that turn a row's tested changes into a verdict."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
 from gpuscale.analysis.probabilities import normal_quantile
+from gpuscale.analysis.scaling import Entry
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Tolerances, Verdict
+from gpuscale.records import EntryVerdict, Facts, Finding, Limits, QuantityName, Tolerances, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,9 @@ class Rule:
 LIKELIER = 8.0
 """Likelihood ratio above which a lower speedup counts as a slowdown on n GPUs, not a gain on 1."""
 _SMALLEST_TAIL = 1e-12
+FEWEST_VALID_RUNS = 2
+"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
+runs must be valid too."""
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
 
@@ -240,6 +245,17 @@ def _slowdown(quantities: Quantities) -> Finding:
 
 def _doubt(quantity: Quantity) -> float:
     return math.inf if quantity.loss_bound is None else quantity.loss_bound
+
+
+def too_few_valid_runs(entry: Entry | None) -> Facts | None:
+    """Return the run counts of an entry that has too few valid runs to pass; otherwise None."""
+    if entry is None:
+        return None
+    valid, failed = entry.point.valid_runs, len(entry.failed)
+    if not failed or valid >= max(failed, FEWEST_VALID_RUNS):
+        return None
+    kinds = Counter("" if run.failure is None else run.failure.kind for run in entry.failed)
+    return {"valid": valid, "made": valid + failed, "failures": kinds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ phase is named."""
 _LAG_FRACTION = 0.5
 """Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
 of the mean excess skew above which a run's skew is unusual."""
+_ENOUGH_RUNS, _NEARLY_ALL = 4, 7 / 8
+"""Number of runs, and fraction of them, in which one of two ranks is seldom slowest by chance."""
 _RUN_FRACTION = 2 / 3
 """A straggler lags in at least this fraction of the runs with unusual skew."""
 _RankId = tuple[str, tuple[str, ...], int | None]
@@ -91,7 +93,7 @@ def changes_of(
             noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
             * math.sqrt(of_means + of_allocations),
         )
-    changes = _without_hidden_communication(found)
+    changes = _without_turns(_without_hidden_communication(found), before, after)
     lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
     return {
         part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
@@ -112,6 +114,29 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
     return changes | {
         Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
         Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
+    }
+
+
+def _without_turns(
+    changes: dict[Part, PartChange], before: Sequence[Step], after: Sequence[Step]
+) -> dict[Part, PartChange]:
+    """Undo the apparent shift of time from skew to computing if one rank is now always the slowest.
+
+    If ranks are slow in turn by chance, the median rank of each run is faster than any rank is on
+    average. A rank that is always slow ends that: of two ranks, the other one then always counts.
+    """
+    skew, slowest = changes.get(Part.SKEW), Counter(step.slowest.rank for step in after)
+    ((last, count),) = slowest.most_common(1)
+    if skew is None or len(after) < _ENOUGH_RUNS or count < _NEARLY_ALL * len(after):
+        return changes
+    others = ([rank for rank in step.ranks if rank.rank != last] for step in before)
+    usual_s = statistics.fmean(of[(len(of) - 1) // 2].computing_s for of in others)
+    computing = changes[Part.COMPUTING]
+    moved_s = max(0.0, usual_s - computing.before_s)
+    shifts = (Part.COMPUTING, computing, moved_s), (Part.SKEW, skew, -moved_s)
+    return changes | {
+        part: replace(change, before_s=change.before_s + by, lost_s=change.lost_s - by)
+        for part, change, by in shifts
     }
 
 

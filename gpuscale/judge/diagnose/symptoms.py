@@ -12,8 +12,8 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe, Run
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
-from gpuscale.records.gpu_counters import NUMBERS, fold
-from gpuscale.records.probes import PORT_COUNTERS, Port
+from gpuscale.records.counters import NUMBERS, PORT_COUNTERS, fold
+from gpuscale.records.probes import Port
 
 _CLOCK_DROP = 0.03
 """Smallest relative drop in clock frequency that counts as a symptom; usual drops are smaller."""

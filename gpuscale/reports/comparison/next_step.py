@@ -81,7 +81,8 @@ def _for_open_rows(
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
         is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
         one = f"{wanted[0].name} on {wanted[0].devices}"
-        rest = "" if is_for_all else f", for {one if len(wanted) == 1 else 'some rows'} alone"
+        some = one if len(wanted) == 1 else "some rows"
+        rest = "" if is_for_all else f", which may settle {some} alone"
         return _more_now(comparison, rows, max(map(_runs_wanted, wanted)), maker, rest)
     # One run a night is enough once there are several nights.
     needs_nights = _is_single(worst) and comparison.baseline_kind == "nights"

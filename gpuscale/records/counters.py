@@ -1,4 +1,8 @@
-"""A table of all GPU counters: how gpuscale reads, reduces, checks and shows them."""
+"""Tables of all counters of GPUs and network ports: how gpuscale reads, checks and shows them.
+
+InfiniBand's `counters` are documented in the kernel's ABI/stable/sysfs-class-infiniband and stop at
+their maximum; `hw_counters` come from the mlx5 driver, Slingshot's counters from HPE's cxi driver.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -235,3 +239,81 @@ def clock_events(bits: int) -> tuple[str, ...]:
         for bit in range(bits.bit_length())
         if bits >> bit & 1
     )
+
+
+PortKind = Literal["infiniband", "roce", "slingshot", "ethernet", "tcp"]
+_IB: PortKind = "infiniband"
+_CXI = "device/telemetry"
+MOST_GROWTH = 2**60
+"""Largest plausible growth of a counter in a run; larger growth is treated as unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounter:
+    """A counter of errors, waits or other events that cost time at a network port."""
+
+    kind: PortKind
+    """Kind of port that has the counter; RoCE ports also have InfiniBand's counters."""
+    folder: str
+    """Folder of the counter's file, relative to the port's folder; empty if it is that folder."""
+    name: str
+    words: str
+    bits: int
+    least: int
+    """Smallest growth in a run that is reported; healthy networks may show less."""
+
+    def growth(self, before: int | str, after: int | str) -> tuple[int, bool] | str:
+        """Return the growth between two readings (texts if they failed), or why it is unknown.
+
+        The second value is True if the counter was reset or reached its maximum, so that the growth
+        is a lower bound.
+        """
+        if isinstance(before, str) or isinstance(after, str):
+            return before if isinstance(before, str) else str(after)
+        # Some drivers have wider counters than the specification.
+        span = 1 << (self.bits if max(before, after) < 1 << self.bits else 64)
+        stops, at_maximum = self.folder == "counters", after == span - 1
+        if stops and at_maximum and before == after:
+            return "at its maximum"
+        grown_by, is_floor = after - before, stops and at_maximum
+        if after < before:
+            is_floor = stops or before < span // 2 or after >= span // 2
+            grown_by = after if is_floor else after + span - before
+        return (grown_by, is_floor) if grown_by <= MOST_GROWTH else "not plausible"
+
+
+PORT_COUNTERS = (
+    PortCounter(_IB, "counters", "symbol_error", "symbol errors", 16, 10),
+    PortCounter(_IB, "counters", "link_error_recovery", "link recoveries", 8, 1),
+    PortCounter(_IB, "counters", "link_downed", "link downs", 8, 1),
+    PortCounter(_IB, "counters", "port_rcv_errors", "receive errors", 16, 10),
+    PortCounter(_IB, "counters", "port_xmit_discards", "discarded packets", 16, 10),
+    PortCounter(_IB, "counters", "local_link_integrity_errors", "link integrity errors", 4, 1),
+    PortCounter(_IB, "counters", "excessive_buffer_overrun_errors", "buffer overruns", 4, 1),
+    PortCounter(_IB, "counters", "port_xmit_wait", "ticks of waiting", 32, 10**6),
+    PortCounter(_IB, "hw_counters", "out_of_sequence", "packets out of sequence", 32, 10),
+    PortCounter(_IB, "hw_counters", "packet_seq_err", "sequence errors", 32, 10),
+    PortCounter(_IB, "hw_counters", "local_ack_timeout_err", "acknowledgement timeouts", 32, 1),
+    PortCounter(_IB, "hw_counters", "roce_adp_retrans", "adaptive retransmissions", 32, 10),
+    PortCounter(_IB, "hw_counters", "rnr_nak_retry_err", "receiver-not-ready", 32, 10),
+    PortCounter(_IB, "hw_counters", "rp_cnp_handled", "congestion slowdowns", 64, 100),
+    PortCounter(_IB, "hw_counters", "np_cnp_sent", "congestion notifications", 64, 100),
+    PortCounter("slingshot", _CXI, "hni_pcs_uncorrected_cw", "uncorrected codewords", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_llr_tx_replay_event", "replays sent", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_llr_rx_replay_event", "replays received", 56, 10),
+    PortCounter("slingshot", _CXI, "pct_spt_timeouts", "packet timeouts", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_sct_timeouts", "response timeouts", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_retry_srb_requests", "retried requests", 56, 1),
+    PortCounter("slingshot", _CXI, "pct_no_trs_nacks", "refusals by targets", 56, 10),
+    PortCounter("slingshot", _CXI, "hni_rx_paused_0", "paused cycles, in", 56, 10**6),
+    PortCounter("slingshot", _CXI, "hni_tx_paused_0", "paused cycles, out", 56, 10**6),
+    PortCounter("ethernet", "", "carrier_changes", "carrier changes", 32, 1),
+    PortCounter("ethernet", "statistics", "rx_errors", "receive errors", 64, 10),
+    PortCounter("ethernet", "statistics", "tx_errors", "send errors", 64, 10),
+    PortCounter("ethernet", "statistics", "rx_dropped", "packets dropped on arrival", 64, 100),
+    PortCounter("ethernet", "statistics", "tx_dropped", "packets dropped on sending", 64, 100),
+    PortCounter("tcp", "", "RetransSegs", "retransmissions", 64, 100),
+    PortCounter("tcp", "", "TCPTimeouts", "timeouts", 64, 10),
+)
+"""All counters; the most informative of each kind of port come first."""
+PORT_COUNTERS_BY_NAME = {counter.name: counter for counter in PORT_COUNTERS}
