@@ -113,8 +113,7 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
     lines = [
         *table_notes(points),
         *odd_runs(runs),
-        *_printed_metrics(runs),
-        *_unused_batch_sizes(runs),
+        *_notes_on_commands(runs),
         *budget_lines(runs),
     ]
     places = gpu_places([results.environment]).items()
@@ -214,18 +213,14 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
             yield statement_text(note, device)
 
 
-def _printed_metrics(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on commands whose printed values are judged: their warm-up is unknown."""
+def _notes_on_commands(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield notes on commands: on printed values that are judged, and on batch sizes not used."""
     used = (run.configuration for run in runs)
     if named := sorted({each.case for each in used if each.metric and each.command}):
         yield (
             f"{', '.join(named)}: figures as the command prints them; its warm-up and steadiness "
             "are unknown"
         )
-
-
-def _unused_batch_sizes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on each command that does not receive the batch size given to gpuscale."""
     names = {run.configuration: run.key.name for run in runs if run.is_valid}
     for configuration, name in names.items():
         words = configuration.command

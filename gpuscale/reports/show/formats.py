@@ -55,21 +55,15 @@ def text(shown: Shown) -> str:
     content, columns = shown.content, shown.columns
     if isinstance(content, Results):
         heading = _heading(content, shown)
-        lines = _results_lines(content, columns, shown.steps)
+        table = scaling_lines(content, columns, shown.steps)
+        rows = table if content.runs else ["no run was recorded"]
+        lines: Iterator[str] = chain(rows, fitted(failures(content.runs), columns))
     else:
         heading = _origin_of_baseline(content)
         lines = _baseline_lines(content, columns, shown.steps)
     if shown.phases:
         lines = phase_lines(content.runs, columns)
     return "\n".join((*fitted(heading, columns), *lines))
-
-
-def _results_lines(results: Results, columns: int, steps: int | None) -> Iterator[str]:
-    if results.runs:
-        yield from scaling_lines(results, columns, steps)
-    else:
-        yield "no run was recorded"
-    yield from fitted(failures(results.runs), columns)
 
 
 def _heading(results: Results, shown: Shown) -> Iterator[str]:
