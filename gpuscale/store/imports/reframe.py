@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ _PLAIN_ENVIRONMENTS = ("builtin", "default", "")
 _DAY_S = 86400.0
 _NOT_A_NUMBER = re.compile(r"(?<=[\[:,])\s*-?(?:NaN|Infinity)(?=\s*[,\]}])")
 """Pattern of NaN and infinities, which ReFrame writes although JSON does not allow them."""
+_PARTS = ("value", "ref", "lower_thres", "upper_thres", "unit")
 _NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 
 
@@ -64,6 +65,9 @@ class _Case(
             if found := positive(value):
                 # A test that has only a lower threshold must not fall below it.
                 is_one_sided = (lower is None) != (upper is None)
+                # A reference of 0 means that ReFrame has none.
+                wanted = positive(expected)
+                least, most = (None if each in _NONE else float(each) for each in (lower, upper))
                 yield RecordedValue(
                     case=self.name if is_plain else with_environment,
                     metric=key.rpartition(":")[2],
@@ -74,15 +78,8 @@ class _Case(
                     gpus=self.gpus,
                     hosts=tuple(self.nodes or ()),
                     at_s=self.ended_s,
-                    published=_reference(expected, lower, upper),
+                    published=None if wanted is None else Reference(wanted, least, most),
                 )
-
-
-def _reference(expected: Any, lower: Any, upper: Any) -> Reference | None:
-    """Return the reference; None if it is not positive (0 means that ReFrame has no reference)."""
-    value = positive(expected)
-    lower, upper = (None if each in _NONE else float(each) for each in (lower, upper))
-    return None if value is None else Reference(value, lower, upper)
 
 
 class _Info(msgspec.Struct):
@@ -147,26 +144,17 @@ def _logged(path: Path, text: str) -> Iterator[_Case]:
     for row in csv.DictReader(lines, delimiter="|"):
         fields = {name: value for name, value in row.items() if name and value not in _NONE}
         names = map(fields.get, ("display_name", "name", "check_name"))
+        times = map(fields.get, ("job_completion_time_unix", "job_completion_time"))
+        if (ended_s := moment_s(next(filter(None, times), ""))) is None:
+            problem = "a performance log needs the column job_completion_time(_unix)"
+            raise DecodeError("", f"{problem}; add it to handlers_perflog of the site")
+        metrics = [name.removesuffix("_value") for name in fields if name.endswith("_value")]
         derived = {
             "name": next(filter(None, names), path.stem),
-            "perfvalues": _logged_values(fields),
+            "perfvalues": {of: [fields.get(f"{of}_{part}") for part in _PARTS] for of in metrics},
             "job_nodelist": [*filter(None, re.split(r"[,\s]+", fields.get("job_nodelist", "")))],
-            "job_completion_time_unix": _ended_s(fields),
+            "job_completion_time_unix": ended_s,
         }
         # The folders that contain a log are named after the system and the partition.
         places = {"system": path.parent.parent.name, "partition": path.parent.name}
         yield from_builtins(_Case, {**places, **fields, **derived}, strict=False)
-
-
-def _logged_values(fields: Mapping[str, str]) -> dict[str, list[Any]]:
-    parts = ("value", "ref", "lower_thres", "upper_thres", "unit")
-    names = [name.removesuffix("_value") for name in fields if name.endswith("_value")]
-    return {name: [fields.get(f"{name}_{part}") for part in parts] for name in names}
-
-
-def _ended_s(fields: Mapping[str, str]) -> float:
-    times = map(fields.get, ("job_completion_time_unix", "job_completion_time"))
-    if (ended_s := moment_s(next(filter(None, times), ""))) is None:
-        problem = "a performance log needs the column job_completion_time(_unix)"
-        raise DecodeError("", f"{problem}; add it to handlers_perflog of the site")
-    return ended_s
