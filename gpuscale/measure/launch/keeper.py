@@ -122,7 +122,10 @@ class Keeper:
                 if code and (self._timed_out or not is_ordered):
                     self._copy_rank_files(rank)
                 if not self._ranks:
-                    self._clean_up()
+                    # Write the evidence, stop sampling, and end what the ranks left behind.
+                    self._watched.close()
+                    end_descendants(COMMAND_S, spared=self._watch.driver.number)
+                    shutil.rmtree(self._kept.path, ignore_errors=True)
                 code = 0 if is_ordered else code
                 self._answer("ended", order=self._order.number, rank=rank, code=code)
 
@@ -261,12 +264,6 @@ class Keeper:
     def _signal_ranks(self, number: int) -> None:
         for process in self._ranks:
             os.kill(process, number)
-
-    def _clean_up(self) -> None:
-        """Write the run's evidence, stop sampling, and end processes that the ranks left behind."""
-        self._watched.close()
-        end_descendants(COMMAND_S, spared=self._watch.driver.number)
-        shutil.rmtree(self._kept.path, ignore_errors=True)
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:

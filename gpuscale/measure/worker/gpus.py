@@ -35,7 +35,10 @@ def seen_by_torch(device: str) -> dict[str, Any]:
     found = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
     versions = {"torch_version": str(torch.__version__), "cuda_version": None, "rocm_version": None}
     versions |= zip(names, found, strict=True)
-    driver_version = _driver_version() if gpus else None
+    driver_version = None
+    if gpus:
+        with contextlib.suppress(DriverAbsentError), open_smi() as smi:
+            driver_version = smi.driver_version()
     device = on if on_gpu else "cpu"
     return {**versions, "device": device, "gpus": gpus, "driver_version": driver_version}
 
@@ -103,12 +106,6 @@ def known_to_driver() -> dict[str, dict[str, Any]]:
                 own = {"smi": smi.NAME, "smi_index": number}
                 found[device.key] = {**own, **device.description()}
     return found
-
-
-def _driver_version() -> str | None:
-    with contextlib.suppress(DriverAbsentError), open_smi() as smi:
-        return smi.driver_version()
-    return None
 
 
 def _gpus_of_driver() -> int:

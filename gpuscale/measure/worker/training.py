@@ -204,7 +204,11 @@ class Training:
             output = self.case.forward(self.forward_model, inputs)
             # If layers are on several devices, the clock's device thus waits for the whole forward.
             loss = self.case.loss(output, targets)
-            _validate_loss(self.case, loss)
+            _validate_type(self.case, "loss", loss, torch.Tensor)
+            if loss.numel() != 1:
+                what = f"{type(self.case).__name__}.loss() returned a tensor of shape"
+                remedy = "a single number is needed, such as the mean over the batch"
+                raise CaseError(f"{what} {[*loss.shape]}; {remedy}")
             loss = loss.to(self._device)
             loss = loss if share == 1 else loss * share
         self.clock.mark(Phase.FORWARD)
@@ -252,13 +256,6 @@ def _validate_type(case: TrainingCase, method: str, made: object, kind: type) ->
     if not isinstance(made, kind):
         name, found = f"{type(case).__name__}.{method}()", type(made).__name__
         raise CaseError(f"{name} returned {found} instead of {kind.__name__}; see its 'return'")
-
-
-def _validate_loss(case: TrainingCase, loss: torch.Tensor) -> None:
-    _validate_type(case, "loss", loss, torch.Tensor)
-    if loss.numel() != 1:
-        what = f"{type(case).__name__}.loss() returned a tensor of shape {[*loss.shape]}"
-        raise CaseError(f"{what}; a single number is needed, such as the mean over the batch")
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
