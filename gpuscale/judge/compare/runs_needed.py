@@ -20,6 +20,8 @@ CREDIBLE = 3
 """A predicted number of further runs is trusted up to this multiple of the runs so far."""
 _RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
 """Candidates for the number of runs on each side that would show that nothing changed."""
+_FEW = 6
+"""Number of runs from which on these tell what keeps a row open."""
 _LIKELY = normal_quantile(0.8)
 """Number of standard deviations by which a mean may change; either way, it seldom changes more."""
 _MOSTLY = 0.8
@@ -36,11 +38,11 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     so_far = _runs_so_far(pairing)
 
-    def settles(further: int) -> bool:
+    def settles(further: int, either_way: float = _LIKELY) -> bool:
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         share = further / (so_far["made"] + further)
-        apart = _LIKELY * math.sqrt(pairing.after.variance_of_means * share)
+        apart = either_way * math.sqrt(pairing.after.variance_of_means * share)
         # The p-values of other rows are unknown then, so the strictest correction is used.
         return all(
             decide(
@@ -51,6 +53,8 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         )
 
     needed, advice = required_runs(pairing.row, settles, **so_far)
+    if advice is None and so_far["made"] < _FEW and settles(FURTHER_RUNS[-1], 0.0):
+        advice = _unknown(**so_far)
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse
@@ -123,7 +127,7 @@ def required_runs(
     place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
     needed = FURTHER_RUNS[place]
     if needed > CREDIBLE * made:
-        return None, _unknown(made=made, baseline_runs=baseline_runs)
+        return None, _unknown(made=made, baseline_runs=baseline_runs) if made < _FEW else None
     return needed, Statement.of("further_runs", needed=needed)
 
 
