@@ -35,7 +35,6 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     """
     # Interim analyses are stricter, but advise what a comparison of the same files would.
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
-
     so_far = _runs_so_far(pairing)
 
     def settles(further: int, either_way: float = _LIKELY) -> bool:

@@ -130,7 +130,7 @@ def _without_turns(
     if skew is None or len(after) < _ENOUGH_RUNS or count < _NEARLY_ALL * len(after):
         return changes
     others = ([rank for rank in step.ranks if rank.rank != last] for step in before)
-    usual_s = statistics.fmean(of[(len(of) - 1) // 2].computing_s for of in others)
+    usual_s = statistics.fmean(of[(len(of) - 1) // 2].computing_s for of in others if of)
     computing = changes[Part.COMPUTING]
     moved_s = max(0.0, usual_s - computing.before_s)
     shifts = (Part.COMPUTING, computing, moved_s), (Part.SKEW, skew, -moved_s)
