@@ -21,8 +21,8 @@ DEVIATION_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 _ODD_FAR, _ODD_RANGES = 0.1, 3.0
 """Smallest distance of an odd value from the others: absolute, and as a multiple of their range."""
-
 _OF_FEW = 0.05
+"""Fraction of rows of fewer normal runs in which one may stand out by chance."""
 
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:

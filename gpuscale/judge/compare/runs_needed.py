@@ -22,10 +22,10 @@ _RUNS_OF_BOTH = tuple(count for count in FURTHER_RUNS if 6 <= count <= 40)
 """Candidates for the number of runs on each side that would show that nothing changed."""
 _FEW = 6
 """Number of runs from which on these tell what keeps a row open."""
-_LIKELY = normal_quantile(0.8)
-"""Number of standard deviations by which a mean may change; either way, it seldom changes more."""
 _MOSTLY = 0.8
-"""Smallest probability that an unchanged row passes with the number of runs stated."""
+"""Probability with which a stated number of runs is to be enough."""
+_EITHER_WAY = normal_quantile(_MOSTLY)
+"""Standard deviations by which the mean may get better, or worse, and the row be settled still."""
 
 
 def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | None, Statement]:
@@ -37,7 +37,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
     so_far = _runs_so_far(pairing)
 
-    def settles(further: int, either_way: float = _LIKELY) -> bool:
+    def settles(further: int, either_way: float = _EITHER_WAY) -> bool:
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         share = further / (so_far["made"] + further)

@@ -26,7 +26,7 @@ phase is named."""
 _LAG_FRACTION = 0.5
 """Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
 of the mean excess skew above which a run's skew is unusual."""
-_ENOUGH_RUNS, _NEARLY_ALL = 4, 7 / 8
+_ENOUGH_TO_TELL, _NEARLY_ALL = 4, 7 / 8
 """Number of runs, and fraction of them, in which one of two ranks is seldom slowest by chance."""
 _RUN_FRACTION = 2 / 3
 """A straggler lags in at least this fraction of the runs with unusual skew."""
@@ -127,7 +127,7 @@ def _without_turns(
     """
     skew, slowest = changes.get(Part.SKEW), Counter(step.slowest.rank for step in after)
     ((last, count),) = slowest.most_common(1)
-    if skew is None or len(after) < _ENOUGH_RUNS or count < _NEARLY_ALL * len(after):
+    if skew is None or len(after) < _ENOUGH_TO_TELL or count < _NEARLY_ALL * len(after):
         return changes
     others = ([rank for rank in step.ranks if rank.rank != last] for step in before)
     usual_s = statistics.fmean(of[(len(of) - 1) // 2].computing_s for of in others if of)
