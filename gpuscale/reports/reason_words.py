@@ -230,7 +230,7 @@ WORDS: Mapping[str, Words] = {
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
-        caution="give the earlier results first",
+        caution="give the earlier results first, or name those that you want judged",
         caution_is_first=True,
     ),
     "unlikely_change": Words(

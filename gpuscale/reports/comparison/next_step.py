@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Container, Sequence
 
+from gpuscale.base.text import whole_percent
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
@@ -29,10 +30,12 @@ _LONGER = {
     "results": "measure both sides in longer runs",
     "nights": "measure each night in longer runs",
 }
-_LOOSEN = "loosen the row's limits to what such runs can show (docs/baselines.md)"
+_LOOSEN = "; or let losses below {loss} pass: ok_bound {bound} for this row (docs/baselines.md)"
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
+_MOST_LOOSENED = 0.5
+"""Largest limit that is advised, as a fraction of the throughput or speedup lost."""
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -116,8 +119,8 @@ def _more_now(
     more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    minutes = math.ceil(more * sum(row.wall_s / (row.valid_runs or 1) for row in rows) / 60)
-    note = _AS_BEFORE + (f"; about {minutes} min" if minutes > 1 else "")
+    wall_s = more * sum(row.wall_s / (row.valid_runs or 1) for row in rows)
+    note = _AS_BEFORE + (f"; {_about(wall_s)}" if wall_s > 60 else "")
     command = f"{maker} … --runs {in_all} --resume {resume} ({note})"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
@@ -135,9 +138,24 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
-        note = f"{_AS_BEFORE}; about {math.ceil(len(alike) * runs * seconds / 60)} min each"
+        note = f"{_AS_BEFORE}; {_about(len(alike) * runs * seconds)} each"
         return f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
-    return f"find what disturbs these runs ('gpuscale doctor'), or {_LOOSEN}"
+    return f"find what disturbs these runs ('gpuscale doctor'){_or_loosen(comparison, worst)}"
+
+
+def _or_loosen(comparison: Comparison, row: Row) -> str:
+    """Return the limit in a baseline with which runs like the row's would pass; empty if none."""
+    loss = row.entry.minimum_detectable_loss
+    if comparison.baseline_kind != "baseline" or loss is None or loss > _MOST_LOOSENED:
+        return ""
+    bound = math.ceil(loss * 100) / 100
+    return _LOOSEN.format(loss=whole_percent(bound), bound=f"{bound:g}")
+
+
+def _about(seconds: float) -> str:
+    """Format a roughly known duration: `about 12 min`, `about 3 h`."""
+    minutes = math.ceil(seconds / 60)
+    return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
 
 
 def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
@@ -205,7 +223,9 @@ def _more_before(
         step = f"add runs of the machine as it was: {_ADD} {before} FILE"
     if in_all <= min(row.valid_runs for row in rows) or is_injected:
         return step
-    return f"{_more_now(comparison, rows, in_all, maker)}; then {step}; or {_LOOSEN}"
+    return (
+        f"{_more_now(comparison, rows, in_all, maker)}; then {step}{_or_loosen(comparison, worst)}"
+    )
 
 
 def _words(row: Row) -> list[Words]:
