@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect as types
 
 from gpuscale.records import Baseline, Run
-from gpuscale.records.counters import NUMBERS
+from gpuscale.records.gpu_and_port_counters import NUMBERS
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
 from gpuscale.records.run import Header

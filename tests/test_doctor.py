@@ -9,7 +9,7 @@ import pytest
 from command_line import python
 
 from gpuscale.measure.telemetry.doctor import ExaminedGpu
-from gpuscale.records.counters import Reading
+from gpuscale.records.gpu_and_port_counters import Reading
 
 
 @pytest.fixture

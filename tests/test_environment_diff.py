@@ -12,8 +12,8 @@ from command_line import gpuscale, refusal
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.notes import with_environment_changes
 from gpuscale.judge.sides import sides_of
+from gpuscale.measure.evidence.software import VARIABLE_PREFIXES
 from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node, NodeEvidence, Results
-from gpuscale.records.environment import VARIABLE_PREFIXES
 from gpuscale.records.environment_diff import (
     ENVIRONMENT_FIELDS,
     IN_SESSION,

@@ -18,8 +18,8 @@ from gpuscale.judge.sides import sides_of
 from gpuscale.measure.evidence.network import NetworkMeter, read_ports
 from gpuscale.measure.evidence.node import read_settings
 from gpuscale.records import NodeEvidence, Run
-from gpuscale.records.counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME
 from gpuscale.records.environment_diff import environment_changes, environment_text
+from gpuscale.records.gpu_and_port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME
 from gpuscale.records.probes import Port
 from gpuscale.records.record import from_json, to_json
 from gpuscale.reports.cause_evidence import evidence

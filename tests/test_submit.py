@@ -10,7 +10,8 @@ from ci_checkout import REPOSITORY, SCRIPTS, write_program
 from command_line import gpuscale, refusal
 
 from gpuscale.base.errors import SchedulerError, UsageError
-from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile, with_options
+from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile
+from gpuscale.campaigns.job_options import with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli import submit

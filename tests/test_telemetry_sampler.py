@@ -15,7 +15,7 @@ from sampling import Sampler, lines_of, sampled
 
 from gpuscale.measure.telemetry.sampler import next_tick
 from gpuscale.measure.telemetry.summary import TelemetryReport, summarize
-from gpuscale.records.counters import NUMBERS
+from gpuscale.records.gpu_and_port_counters import NUMBERS
 
 MIB = 1024 * 1024
 # One more replay on each of five links at each look after the first, once a second.

@@ -16,7 +16,7 @@ from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SampledDevice, Tick, line_of
 from gpuscale.measure.telemetry.summary import summarize, with_telemetry
 from gpuscale.records import GpuSummary, with_measured
-from gpuscale.records.counters import NUMBERS, Reading, clock_events, values_problem
+from gpuscale.records.gpu_and_port_counters import NUMBERS, Reading, clock_events, values_problem
 from gpuscale.records.record import from_json, to_json
 
 ENDED = "the GPU sampler ended before its first sample, as after a hang in the driver"

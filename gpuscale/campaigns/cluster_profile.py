@@ -3,11 +3,9 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import msgspec
+from typing import Annotated, Literal
 
 from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.host import SITE, UNBOUND, is_map
@@ -129,53 +127,6 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
         if self.job.gpu_option is None and SCHEDULERS[self.scheduler].default_gpu_option is None:
             wanted = 'the option that asks for GPUs, such as "-l coproc_v100={gpus}"'
             raise FieldError("job", f"missing field 'gpu_option': {wanted}")
-
-
-class JobOption(NamedTuple):
-    """An option of `gpuscale submit` that overrides a field of the profile."""
-
-    place: str
-    """Table and field in the profile, such as `job.partition`."""
-    metavar: str
-    words: str
-    parse: Callable[[str], object] = str
-
-
-JOB_OPTIONS: Mapping[str, JobOption] = {
-    "--cases": JobOption("measure.cases", "'PATH …'", "files and folders to measure", str.split),
-    "--runs": JobOption("measure.runs", "R", "runs (new processes) of each row", int),
-    "--baseline": JobOption("judge.baseline", "FILE", "baseline to judge against"),
-    "--partition": JobOption("job.partition", "P", "partition or queue"),
-    "--account": JobOption("job.account", "A", "account or project"),
-    "--nodelist": JobOption("job.nodelist", "NODES", "run on these nodes, under Slurm"),
-    "--time": JobOption("job.time_limit", "HH:MM:SS", "time limit of the job"),
-    "--modules": JobOption("job.modules", "'M M …'", "modules to load", str.split),
-    "--gpus-per-node": JobOption(
-        "node.gpus", "N", "GPUs of a node, for profiles such as generic-slurm", int
-    ),
-}
-
-
-def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
-    """Return the profile with the options of `JOB_OPTIONS` applied; raise UsageError if invalid.
-
-    `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
-    drops only the judged numbers of GPUs.
-    """
-    tables: dict[str, Any] = msgspec.to_builtins(profile)
-    given = {name: values[name] for name in JOB_OPTIONS if values.get(name) not in (None, [])}
-    judge = tables.setdefault("judge", {})
-    foreign = ["baseline", "cases", "gpus"] if "--cases" in given else ["gpus"]
-    for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
-        judge.pop(name, None)
-    for name, value in given.items():
-        table, _, place = JOB_OPTIONS[name].place.partition(".")
-        tables.setdefault(table, {})[place] = value
-    try:
-        return from_builtins(ClusterProfile, tables)
-    except DecodeError as error:
-        wrong = next(name for name in given if error.place.startswith(JOB_OPTIONS[name].place))
-        raise UsageError(f"{wrong}: {error.problem}") from None
 
 
 def find_profile(wanted: str | None) -> ClusterProfile:

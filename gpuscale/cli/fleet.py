@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds, visible
-from gpuscale.campaigns.cluster_profile import ClusterProfile, find_profile, with_options
+from gpuscale.campaigns.cluster_profile import ClusterProfile, find_profile
 from gpuscale.campaigns.fleet import Sweep
+from gpuscale.campaigns.job_options import with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script
-from gpuscale.campaigns.night import run_on_verdict
+from gpuscale.campaigns.night.night_job import run_on_verdict
 from gpuscale.cli.inputs import say
 from gpuscale.cli.submit import add_job_options, is_confirmed, job_environment, job_s
 from gpuscale.judge.fleet import FEWEST_NODES, judge

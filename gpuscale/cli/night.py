@@ -7,7 +7,7 @@ from io import StringIO
 
 from gpuscale import cli
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.campaigns.night import NightJob, print_flushed
+from gpuscale.campaigns.night.night_job import NightJob, print_flushed
 from gpuscale.cli.compare import outputs_of
 from gpuscale.reports.page import write_index
 

@@ -15,7 +15,8 @@ from gpuscale.base.errors import ExitCode, GpuscaleError, SchedulerError, UsageE
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds
-from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, Measured, find_profile, with_options
+from gpuscale.campaigns.cluster_profile import Measured, find_profile
+from gpuscale.campaigns.job_options import JOB_OPTIONS, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script, numbers_text
 from gpuscale.campaigns.night.attempt import job_exit
 from gpuscale.cli.inputs import gpu_counts, remark, say

@@ -13,12 +13,6 @@ from gpuscale.base.text import counted
 from gpuscale.records.record import Line, Name, Number, PositiveCount, Record
 
 Limit = Annotated[float, Meta(ge=0, le=1e6)]
-VARIABLE_PREFIXES = (
-    *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
-    *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
-    *("TORCHINDUCTOR_", "UCX_"),
-)
-"""Prefixes of the environment variables that affect how ranks compute and communicate."""
 CACHE_VARIABLES = frozenset(
     {"CUDA_CACHE_PATH", "PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME"}
     | {"TORCH_EXTENSIONS_DIR"}

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.errors import FieldError
-from gpuscale.records.counters import values_problem
 from gpuscale.records.environment import Environment, without_software
+from gpuscale.records.gpu_and_port_counters import values_problem
 from gpuscale.records.probes import Port
 from gpuscale.records.record import (
     Bytes,
@@ -138,7 +138,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     absent: tuple[Line, ...] = ()
     """Counters that could not be read, or not in all samples, each with the reason."""
     values: Mapping[str, int | float] = {}
-    """Counter values by name (see `records/counters.py`), without unavailable counters."""
+    """Values of the available counters by name (see `records/gpu_and_port_counters.py`)."""
     clock_event_reasons: Mapping[Line, Share] | None = None
     """Share of samples in which each clock event reason, such as `sw_power_cap`, was active."""
 

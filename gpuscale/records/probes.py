@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.grouping import by_key
-from gpuscale.records.counters import MOST_GROWTH, PortKind
+from gpuscale.records.gpu_and_port_counters import MOST_GROWTH, PortKind
 from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
 
 _PortRate = Annotated[float, Meta(ge=0, le=1e6)]

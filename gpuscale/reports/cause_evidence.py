@@ -15,8 +15,8 @@ from gpuscale.records.cause import (
     PortSymptom,
     ProbeChange,
 )
-from gpuscale.records.counters import PORT_COUNTERS_BY_NAME
 from gpuscale.records.environment_diff import environment_text, listed
+from gpuscale.records.gpu_and_port_counters import PORT_COUNTERS_BY_NAME
 from gpuscale.records.probes import PROBES
 from gpuscale.reports import phrases
 

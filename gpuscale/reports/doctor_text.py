@@ -10,7 +10,7 @@ from gpuscale.base.text import format_bytes, format_percent, significant, whole_
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import NodeEvidence, NodeProbe
-from gpuscale.records.counters import BYTES, FIELDS, SHARE, Field
+from gpuscale.records.gpu_and_port_counters import BYTES, FIELDS, SHARE, Field
 from gpuscale.records.probes import PROBES, Port
 from gpuscale.reports.cause_evidence import probe_place
 from gpuscale.reports.phrases import UNKNOWN, counted, load_text

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuscale.records.counters import PORT_COUNTERS, PortKind
+from gpuscale.records.gpu_and_port_counters import PORT_COUNTERS, PortKind
 
 
 @contextmanager

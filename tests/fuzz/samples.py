@@ -10,8 +10,8 @@ from changing import replace
 
 from gpuscale.records import Failure, HostLoad, NodeEvidence, Results, Tolerances
 from gpuscale.records.baseline import BaselineChange, Source, ToleranceOverride
-from gpuscale.records.counters import NUMBERS
 from gpuscale.records.evidence import Library
+from gpuscale.records.gpu_and_port_counters import NUMBERS
 from gpuscale.records.metrics import OpenMetric
 from gpuscale.records.probes import Port, Probe
 from gpuscale.records.record import to_json

@@ -12,7 +12,7 @@ from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
 from gpuscale.records import GpuSummary, NodeEvidence, NodeProbe, Run
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, PortSymptom
-from gpuscale.records.counters import NUMBERS, PORT_COUNTERS, fold
+from gpuscale.records.gpu_and_port_counters import NUMBERS, PORT_COUNTERS, fold
 from gpuscale.records.probes import Port
 
 _CLOCK_DROP = 0.03

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.host import text_of
 from gpuscale.base.text import clean
-from gpuscale.records.counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
+from gpuscale.records.gpu_and_port_counters import PORT_COUNTERS, PORT_COUNTERS_BY_NAME, PortKind
 from gpuscale.records.probes import Port
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

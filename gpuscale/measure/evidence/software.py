@@ -1,4 +1,4 @@
-"""Software of processes: the libraries that they have loaded, and a command's Python packages.
+"""Software of processes: loaded libraries, environment variables, a command's Python packages.
 
 A command's interpreter may belong to another environment or container. gpuscale does not start that
 interpreter: loaded libraries reveal the folders from which it imports, and gpuscale reads these
@@ -49,6 +49,12 @@ _FILE_NAMES = {
     name: re.compile(rf"lib{stem}([.-][0-9a-f]{{8}})?\.so(\.[\d.]+)?")
     for name, stem in KNOWN_LIBRARIES.items()
 }
+VARIABLE_PREFIXES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
+    *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
+    *("TORCHINDUCTOR_", "UCX_"),
+)
+"""Prefixes of the environment variables that affect how ranks compute and communicate."""
 
 
 def own_software() -> ProcessSoftware:

@@ -13,6 +13,7 @@ import msgspec
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import JOB_VARIABLES
+from gpuscale.measure.evidence.software import VARIABLE_PREFIXES
 from gpuscale.measure.run_directory import RecordFile
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.placement import (
@@ -21,7 +22,6 @@ from gpuscale.measure.schedulers.placement import (
     ProcessStarter,
     address_towards,
 )
-from gpuscale.records.environment import VARIABLE_PREFIXES
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}

@@ -21,7 +21,7 @@ from gpuscale.base.errors import (
     QueryError,
 )
 from gpuscale.measure.telemetry.device import Device
-from gpuscale.records.counters import JOULES, MOMENTS, WATTS, Query
+from gpuscale.records.gpu_and_port_counters import JOULES, MOMENTS, WATTS, Query
 
 NAME = "AMD SMI"
 _NOT_SUPPORTED = ("INVAL", "NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "NO_DATA")

@@ -15,7 +15,7 @@ from gpuscale.base.errors import (
     NotSupportedError,
     QueryError,
 )
-from gpuscale.records.counters import MOMENTS, Field, Query, Reading, clock_events
+from gpuscale.records.gpu_and_port_counters import MOMENTS, Field, Query, Reading, clock_events
 
 AMD_DRIVER = Path("/dev/kfd")
 """Path that exists if AMD's compute driver is loaded."""

@@ -13,7 +13,7 @@ from gpuscale.measure.evidence.network import read_ports
 from gpuscale.measure.evidence.node import LoadMeter, read_settings
 from gpuscale.measure.telemetry.device import Smi, open_smi
 from gpuscale.records import NodeEvidence
-from gpuscale.records.counters import Reading
+from gpuscale.records.gpu_and_port_counters import Reading
 
 _LOAD_S = 0.25
 """Seconds over which the load from other processes is measured."""

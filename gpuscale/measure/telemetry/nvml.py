@@ -17,7 +17,7 @@ from gpuscale.base.errors import (
     QueryError,
 )
 from gpuscale.measure.telemetry.device import Device
-from gpuscale.records.counters import Query
+from gpuscale.records.gpu_and_port_counters import Query
 
 NAME = "NVML"
 _NO_SUCH_LINK = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -21,7 +21,7 @@ import msgspec
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, QueryError
 from gpuscale.base.process_ends import die_with_parent
 from gpuscale.measure.telemetry.device import Device, Smi, open_smi
-from gpuscale.records.counters import Reading
+from gpuscale.records.gpu_and_port_counters import Reading
 
 _LONGEST_ORDER_BYTES = 65536
 _PATIENCE_S = 10.0

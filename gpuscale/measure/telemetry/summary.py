@@ -11,7 +11,14 @@ from msgspec.structs import replace
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.telemetry.sampler import SampledDevice, read_samples
 from gpuscale.records import GpuSummary, Run, with_measured
-from gpuscale.records.counters import FIELDS, NUMBERS, Field, Reading, fold, values_problem
+from gpuscale.records.gpu_and_port_counters import (
+    FIELDS,
+    NUMBERS,
+    Field,
+    Reading,
+    fold,
+    values_problem,
+)
 
 Interval = tuple[float, float]
 

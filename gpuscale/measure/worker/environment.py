@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.host import cpu_model
-from gpuscale.measure.evidence.software import python_packages
+from gpuscale.measure.evidence.software import VARIABLE_PREFIXES, python_packages
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job
 from gpuscale.records import Environment
-from gpuscale.records.environment import CACHE_VARIABLES, VARIABLE_PREFIXES
+from gpuscale.records.environment import CACHE_VARIABLES
 
 
 def describe(folder: str, device: str) -> None:
