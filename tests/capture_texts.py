@@ -2,7 +2,8 @@
 
     python tests/capture_texts.py
 
-in an environment with that torch alone; it needs no gpuscale. test_foreign_texts.py reads them.
+in an environment with that torch alone; it needs no gpuscale. They are read by
+test_known_error_messages.py.
 """
 
 import json

@@ -15,7 +15,7 @@ from gpuscale.records import PublishedFigure
 from gpuscale.store.files import read_baseline
 from gpuscale.store.imports.session import Defaults, Session
 from gpuscale.store.imports.table import sessions
-from gpuscale.store.imports.table_cells import HEADERS, parse_header
+from gpuscale.store.imports.table_columns import HEADERS, parse_header
 
 PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"
 DEFAULTS = Defaults(

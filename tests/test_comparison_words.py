@@ -17,9 +17,9 @@ from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Estimate, Results, Verdict
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
+from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import losses_found
-from gpuscale.reports.comparison.texts import text
+from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.phrases import change_text, found_change_text
 from gpuscale.reports.show.step_parts import budget_findings
 

@@ -27,7 +27,7 @@ from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import whole_line
-from gpuscale.reports.comparison.texts import text as text_of
+from gpuscale.reports.comparison.text_markdown_junit import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"

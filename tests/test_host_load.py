@@ -15,7 +15,7 @@ from gpuscale.judge.compare import compare
 from gpuscale.measure.evidence.node import LoadMeter
 from gpuscale.measure.telemetry.sampler import read_samples
 from gpuscale.records import Baseline, HostLoad, NodeEvidence, Results, Run
-from gpuscale.reports.comparison.texts import text
+from gpuscale.reports.comparison.text_markdown_junit import text
 
 QUIET = HostLoad(other_cores=0.1, cores=4)
 BUSY = HostLoad(other_cores=2.0, cores=4)

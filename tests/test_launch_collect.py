@@ -14,9 +14,9 @@ from gpuscale.base.errors import MachineError, UsageError
 from gpuscale.measure.launch.collect import collect_run, command_software, job_environment, joined
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.schedulers.placement import place
-from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.requests import run_request, skip_reason
+from gpuscale.plugin.requests import run_request
 from gpuscale.records import Environment, Failure, GpuDevice, NodeEvidence, Run
 from gpuscale.records.environment import without_software
 from gpuscale.records.evidence import Library, ProcessSoftware, Window

@@ -24,9 +24,8 @@ from gpuscale.measure.worker.strategies.data_parallel import (
     ProcessGroupStrategy,
 )
 from gpuscale.measure.worker.training import Training
-from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.requests import skip_reason
 from gpuscale.records.configuration import Precision
 
 needs_lightning = pytest.mark.skipif(

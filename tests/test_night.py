@@ -10,8 +10,8 @@ from changing import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode, MachineError, UsageError
-from gpuscale.campaigns.night import attempt as attempts
-from gpuscale.campaigns.night.attempt import Attempt, Items, job_exit, night_exit, night_meaning
+from gpuscale.campaigns.night import outcome as outcomes
+from gpuscale.campaigns.night.outcome import Attempt, Items, job_exit, night_exit, night_meaning
 from gpuscale.measure.launch.collect import joined
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
@@ -93,12 +93,12 @@ ITEMS = """<testsuites><testsuite><testcase name="run"/>
 
 def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
-    assert attempts.read_items(path) == Items(count=0)
+    assert outcomes.read_items(path) == Items(count=0)
     path.write_text("<testsuites><testcase")
-    assert attempts.read_items(path) == Items(count=0)
+    assert outcomes.read_items(path) == Items(count=0)
     path.write_text(ITEMS)
     left_out = {"3 GPUs here": "GPUs missing", "skipped by itself": ""}
-    assert attempts.read_items(path) == Items(count=6, left_out=left_out, uncollected=("test_x",))
+    assert outcomes.read_items(path) == Items(count=6, left_out=left_out, uncollected=("test_x",))
 
 
 def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_nodes_that_a_launcher_misses_are_a_fault_of_the_night(tmp_path: Path) -
     with pytest.raises(MachineError) as raised:
         joined({"n1": there, "n2": bare, "n3": bare}, "cuda")
     told = tmp_path / "fault.txt"
-    place = {attempts.FAULT_FILE: str(told)}
-    attempts.report_to_night(UsageError("--gpus: 'x' is not a whole number"), place)
+    place = {outcomes.FAULT_FILE: str(told)}
+    outcomes.report_to_night(UsageError("--gpus: 'x' is not a whole number"), place)
     assert not told.exists()
-    attempts.report_to_night(raised.value, place)
+    outcomes.report_to_night(raised.value, place)
     assert told.read_text().startswith("nothing could be started: torch sees no GPU on n2, n3")
 
 
@@ -157,7 +157,7 @@ def test_the_night_ends_with_the_worst(last: Attempt, codes: dict[int | None, in
         (WELL, 1, 1, "regressed"),
         (STOPPED_AT_THE_END, 0, 0, "ok"),
         (WELL, 4, 4, "nothing comparable was measured"),
-        (WELL, 4, None, attempts.UNJUDGED),
+        (WELL, 4, None, outcomes.UNJUDGED),
         (NOTHING, 4, None, "nothing was measured"),
         (NOTHING, 2, None, "it could not be run or judged"),
         (TIME_UP, 5, 0, f"not everything was measured; of what was measured: ok; {STOPPED}"),

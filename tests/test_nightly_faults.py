@@ -135,10 +135,10 @@ BEGIN = """
 import os, signal, sys
 from pathlib import Path
 from gpuscale.base.errors import UsageError
-from gpuscale.campaigns.night import attempt
+from gpuscale.campaigns.night import outcome
 
-attempt.PASSED_ON_S = 0.1
-stop, log = attempt.StopRequest(), Path(sys.argv[1])
+outcome.PASSED_ON_S = 0.1
+stop, log = outcome.StopRequest(), Path(sys.argv[1])
 def run(*words):
     return stop.run(words, log, {**os.environ, "SAID": "heard"})
 """
@@ -185,7 +185,7 @@ def test_a_night_asked_to_end_ends_its_program_and_knows_who_asked_first(tmp_pat
     # While the program runs, and before.
     script = """
         print(run("sh", "-c", "kill -INT $PPID; exec sleep 600"), stop.number)
-        stop = attempt.StopRequest()
+        stop = outcome.StopRequest()
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
         print(run("sleep", "600"), stop.number)

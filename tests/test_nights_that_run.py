@@ -18,8 +18,8 @@ from commands import is_living
 from hosts import within_limit
 from measuring import REPOSITORY, run_pytest, write_case
 
-from gpuscale.campaigns.night.attempt import read_items
 from gpuscale.campaigns.night.night_job import run_on_verdict
+from gpuscale.campaigns.night.outcome import read_items
 from gpuscale.records import Failure, Run
 from gpuscale.store.campaign_folders import NightRecord
 from gpuscale.store.results import leave_out

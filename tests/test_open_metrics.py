@@ -17,7 +17,7 @@ from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Comparison, Configuration, Results, Run, Verdict
 from gpuscale.records.configuration import ALL_ROWS
 from gpuscale.records.metrics import OpenMetric
-from gpuscale.reports.comparison.texts import text as render
+from gpuscale.reports.comparison.text_markdown_junit import text as render
 from gpuscale.reports.history_text import render as render_history
 from gpuscale.reports.screen import Screen
 from gpuscale.store.file_formats import decode_results

@@ -19,7 +19,7 @@ from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, next_step, whole_line
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.comparison.rows import detail_lines
-from gpuscale.reports.comparison.texts import text as text_of
+from gpuscale.reports.comparison.text_markdown_junit import text as text_of
 from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, table, wrapped
 

@@ -13,9 +13,8 @@ from statements import known
 
 from gpuscale.base.errors import CaseError
 from gpuscale.cli.run import name_of_command
-from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment, GpuDevice, Node
 from gpuscale.store.results import read_results
 from gpuscale.workload.command_case import CommandCase, filled, joined, validate_scaling

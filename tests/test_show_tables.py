@@ -13,7 +13,7 @@ from gpuscale.analysis.scaling import scaling_points
 from gpuscale.judge.compare import compare
 from gpuscale.records import Run
 from gpuscale.records.baseline import ToleranceOverride, Tolerances
-from gpuscale.reports.comparison.texts import text
+from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.show import odd_runs, scaling_lines, scaling_table, table_notes
 
 

@@ -13,9 +13,9 @@ from gpuscale.base.errors import SchedulerError, UsageError
 from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_profile
 from gpuscale.campaigns.job_options import with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script
-from gpuscale.campaigns.night.attempt import job_exit
-from gpuscale.cli import submit
+from gpuscale.campaigns.night.outcome import job_exit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
+from gpuscale.measure.schedulers import scheduler as base
 from gpuscale.measure.schedulers.scheduler import JobState
 from gpuscale.measure.schedulers.sge import Sge
 
@@ -289,8 +289,9 @@ def test_a_parallel_job_has_a_last_record(monkeypatch: pytest.MonkeyPatch, tmp_p
         def state_of(self, job: str) -> JobState:
             return self.read_state([GONE, next(answers)])
 
-    monkeypatch.setattr(submit, "_SETTLING_S", 0.0)
-    assert submit._followed(Accounted(), "4711", tmp_path / "log").exit_code == 3
+    monkeypatch.setattr(base, "_SETTLING_S", 0.0)
+    *_, last = Accounted().states_of("4711", tmp_path / "log")
+    assert last.exit_code == 3
 
 
 def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.base.foreign_texts import NO_ENGINE
 from gpuscale.base.host import is_gpu
+from gpuscale.base.known_error_messages import NO_ENGINE
 from gpuscale.base.text import format_bytes, parse_count
 from gpuscale.cli.inputs import say
 from gpuscale.measure.launch.launcher import Launcher
-from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
-from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
+from gpuscale.plugin.requests import run_request, validate_precision
 from gpuscale.records import Environment, Run, RunRequest, TimingPlan
 from gpuscale.reports.phrases import configurations_text, devices_text
 from gpuscale.workload.cases import TrainingCase, case_class

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -18,7 +17,7 @@ from gpuscale.base.text import counted, format_seconds
 from gpuscale.campaigns.cluster_profile import Measured, find_profile
 from gpuscale.campaigns.job_options import JOB_OPTIONS, with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script, numbers_text
-from gpuscale.campaigns.night.attempt import job_exit
+from gpuscale.campaigns.night.outcome import job_exit
 from gpuscale.cli.inputs import gpu_counts, remark, say
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
@@ -31,11 +30,6 @@ _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 """Estimated seconds, by device, that a run takes in addition to its timed windows."""
 _SESSION_OVERHEAD_S = 60.0
 """Estimated seconds that a job takes in addition to its runs."""
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
-_SETTLING_S = 20.0
-"""Seconds from a job's end until its accounting is complete; Grid Engine writes it every 15 s."""
-_MOST_UNKNOWN = 15
-"""Number of queries in a row that may fail to find the job: SGE's accounting lags by minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,32 +175,16 @@ def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
 
 
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
-    """Print a job's log until the job has ended; return the job's last state.
-
-    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) are not used: they return 1
-    for killed jobs, and Grid Engine's deletes the job on Ctrl-C.
-    """
-    written = unknown = 0
-    before, pause_s = UNKNOWN, _SHORTEST_PAUSE_S
-    while unknown <= _MOST_UNKNOWN:
-        state = scheduler.state_of(job)
+    """Print a job's log until the job has ended; return the job's last state."""
+    written, before = 0, UNKNOWN
+    for state in scheduler.states_of(job, log):
         new = b""
         with suppress(OSError), log.open("rb") as file:
             file.seek(written)
             new = file.read()
         written += len(new)
         say(new.decode("utf-8", errors="replace"), end="")
-        has_ended = state.stage == "ended"
-        if has_ended and (state.is_final or before.stage == "ended"):
-            return state
-        unknown = unknown + 1 if state.stage == "unknown" else 0
-        if not has_ended and state not in (before, UNKNOWN):
+        if state.stage != "ended" and state not in (before, UNKNOWN):
             say(f"gpuscale: job {job} is {state.stage} ({state.word})")
-            pause_s = _SHORTEST_PAUSE_S
         before = state
-        time.sleep(_SETTLING_S if has_ended else pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
-    raise SchedulerError(
-        f"the scheduler no longer knows job {job}; its log is {log}, and the night's "
-        f"directory says how it ended. If it still runs, '{scheduler.cancel_program} {job}' ends it"
-    )
+    return before

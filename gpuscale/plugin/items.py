@@ -1,4 +1,4 @@
-"""pytest items: one per combination of strategy, GPU count, batch size and run of a marked test."""
+"""pytest items: one per strategy, GPU count, batch size and run; and why an item is skipped."""
 
 import inspect
 import os
@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 
 import gpuscale
 from gpuscale.base.errors import CaseError, UsageError, as_place
-from gpuscale.base.strategies import COMMAND
+from gpuscale.base.host import is_gpu
+from gpuscale.base.strategies import COMMAND, STRATEGIES, is_older
 from gpuscale.base.text import no_such
-from gpuscale.campaigns.night.attempt import NoRunReason
-from gpuscale.plugin.options import MeasureOptions
+from gpuscale.campaigns.night.outcome import NoRunReason
+from gpuscale.plugin.options import OPTIONS, MeasureOptions
 from gpuscale.plugin.terminal import add_clock
-from gpuscale.records import EntryKey
+from gpuscale.records import EntryKey, Environment
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_case
 from gpuscale.workload.command_case import CommandCase
@@ -219,3 +221,75 @@ def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
 def test_command(scaling: Callable[[], object]) -> None:
     """Measure the command that was given to `gpuscale run`."""
     scaling()
+
+
+def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
+    """Return why an item cannot be measured on this machine with these options; None if it can."""
+    demands = STRATEGIES[plan.strategy]
+    if reason := _conflict_with_options(plan, environment, options):
+        return reason
+    if is_older(environment.torch_version, demands.oldest_torch):
+        first = "{}.{}".format(*demands.oldest_torch)
+        return (
+            f"{plan.strategy} needs torch {first} or newer, found {environment.torch_version}: "
+            f"{demands.not_older}"
+        )
+    if demands.package and find_spec(demands.package) is None:
+        return (
+            f"{plan.strategy} needs a package that is not installed: "
+            f"pip install 'gpuscale[{demands.package}]'"
+        )
+    if is_gpu(environment.device):
+        return _missing_gpus(plan, environment, options)
+    if demands.not_on_cpu and plan.gpus > 1:
+        return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
+    cores, threads = environment.cores_per_node, options.threads_per_rank
+    if plan.gpus <= environment.node_count * (cores // threads) or options.oversubscribe:
+        return None
+    each = "" if threads == 1 else f" of {threads} threads"
+    return (
+        f"{plan.gpus} CPU ranks{each} need as many cores; {_found(environment, cores)} "
+        "(--oversubscribe measures all the same)"
+    )
+
+
+def _missing_gpus(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
+    if options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus):
+        return None
+    here = environment.gpus_per_node
+    of_process = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
+    if of_process > here and environment.nodes:
+        return f"{plan.strategy} drives its {of_process} GPUs from one process; a node has {here}"
+    if plan.gpus > environment.node_count * here:
+        return f"needs {plan.gpus} GPUs; {_found(environment, here)}"
+    return None
+
+
+def _found(environment: Environment, each: int) -> str:
+    nodes = environment.node_count
+    return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
+
+
+def _conflict_with_options(
+    plan: ItemPlan, environment: Environment, options: MeasureOptions
+) -> str | None:
+    """Return why the strategy is incompatible with an option; None if it is compatible."""
+    if plan.strategy == COMMAND:
+        for name, option in OPTIONS.items():
+            if option.in_training and getattr(options, name) != option.default:
+                return f"{option.flag} does not apply to a command, which trains by itself"
+        return None
+    demands = STRATEGIES[plan.strategy]
+    given = {
+        "--compile": options.compiled,
+        "--accumulate": options.accumulate > 1,
+        "--precision fp16": options.precision == "fp16",
+    }
+    for flag, why in demands.conflicts.items():
+        if given[flag]:
+            return f"{plan.strategy} with {flag}: {why}"
+    shares_gpu = options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus)
+    if demands.micro_batches and shares_gpu:
+        # Gloo would pass a device address to the operating system, which would reject it.
+        return f"{plan.strategy} with --oversubscribe: gloo cannot send from the memory of a GPU"
+    return None

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from inspect import getfile
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.host import SITE, is_gpu, is_map
-from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, STRATEGIES, is_older
+from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, STRATEGIES
 from gpuscale.plugin.items import ItemPlan
-from gpuscale.plugin.options import OPTIONS, MeasureOptions
+from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Configuration, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
 from gpuscale.records.request import CommandRequest, timing_plan
@@ -74,78 +73,6 @@ def validate_micro_batches(requests: Sequence[RunRequest], options: MeasureOptio
                 f"{request.label}: {batch} samples on each GPU cannot be split into {parts} equal "
                 "micro-batches; give --micro-batches a divisor of that number"
             )
-
-
-def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
-    """Return why an item cannot be measured on this machine with these options; None if it can."""
-    demands = STRATEGIES[plan.strategy]
-    if reason := _conflict_with_options(plan, environment, options):
-        return reason
-    if is_older(environment.torch_version, demands.oldest_torch):
-        first = "{}.{}".format(*demands.oldest_torch)
-        return (
-            f"{plan.strategy} needs torch {first} or newer, found {environment.torch_version}: "
-            f"{demands.not_older}"
-        )
-    if demands.package and find_spec(demands.package) is None:
-        return (
-            f"{plan.strategy} needs a package that is not installed: "
-            f"pip install 'gpuscale[{demands.package}]'"
-        )
-    if is_gpu(environment.device):
-        return _missing_gpus(plan, environment, options)
-    if demands.not_on_cpu and plan.gpus > 1:
-        return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
-    cores, threads = environment.cores_per_node, options.threads_per_rank
-    if plan.gpus <= environment.node_count * (cores // threads) or options.oversubscribe:
-        return None
-    each = "" if threads == 1 else f" of {threads} threads"
-    return (
-        f"{plan.gpus} CPU ranks{each} need as many cores; {_found(environment, cores)} "
-        "(--oversubscribe measures all the same)"
-    )
-
-
-def _missing_gpus(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
-    if options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus):
-        return None
-    here = environment.gpus_per_node
-    of_process = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
-    if of_process > here and environment.nodes:
-        return f"{plan.strategy} drives its {of_process} GPUs from one process; a node has {here}"
-    if plan.gpus > environment.node_count * here:
-        return f"needs {plan.gpus} GPUs; {_found(environment, here)}"
-    return None
-
-
-def _found(environment: Environment, each: int) -> str:
-    nodes = environment.node_count
-    return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
-
-
-def _conflict_with_options(
-    plan: ItemPlan, environment: Environment, options: MeasureOptions
-) -> str | None:
-    """Return why the strategy is incompatible with an option; None if it is compatible."""
-    if plan.strategy == COMMAND:
-        for name, option in OPTIONS.items():
-            if option.in_training and getattr(options, name) != option.default:
-                return f"{option.flag} does not apply to a command, which trains by itself"
-        return None
-    demands = STRATEGIES[plan.strategy]
-    given = {
-        "--compile": options.compiled,
-        "--accumulate": options.accumulate > 1,
-        "--precision fp16": options.precision == "fp16",
-    }
-    for flag, why in demands.conflicts.items():
-        if given[flag]:
-            return f"{plan.strategy} with {flag}: {why}"
-    shares_gpu = options.oversubscribe and environment.ranks_per_gpu(plan.strategy, plan.gpus)
-    if demands.micro_batches and shares_gpu:
-        # Gloo would pass a device address to the operating system, which would reject it.
-        return f"{plan.strategy} with --oversubscribe: gloo cannot send from the memory of a GPU"
-    return None
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:

@@ -20,9 +20,9 @@ from gpuscale.measure.launch.collect import command_figures, command_software
 from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.measure.telemetry.summary import with_telemetry
-from gpuscale.plugin.items import ItemPlan, NoRun
+from gpuscale.plugin.items import ItemPlan, NoRun, skip_reason
 from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
+from gpuscale.plugin.requests import run_request, validate_precision
 from gpuscale.plugin.results_file import Recorder, is_recorded, validate_environment, with_printed
 from gpuscale.plugin.terminal import own_stream, progress_line, relative
 from gpuscale.records import EntryKey, Results, Run, RunRequest

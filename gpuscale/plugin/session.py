@@ -13,7 +13,7 @@ import pytest
 from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import counted, format_seconds, spell_out
-from gpuscale.campaigns.night.attempt import LEFT_OUT, report_to_night
+from gpuscale.campaigns.night.outcome import LEFT_OUT, report_to_night
 from gpuscale.measure.evidence.node import LoadMeter
 from gpuscale.measure.launch import ignore_terminations
 from gpuscale.plugin import results_file, terminal

@@ -22,7 +22,7 @@ from gpuscale.measure.launch.launcher import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Comparison, Environment, HostLoad, Results, Run, RunRequest
 from gpuscale.reports.comparison import view_of
-from gpuscale.reports.comparison.texts import text
+from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.phrases import busy_text, counted, injection_warning, load_text
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show import failures, scaling_lines

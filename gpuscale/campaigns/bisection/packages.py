@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpuscale
 from gpuscale.base.errors import UsageError
-from gpuscale.base.foreign_texts import DISK_FULL
+from gpuscale.base.known_error_messages import DISK_FULL
 from gpuscale.campaigns.bisection.kinds import (
     Applied,
     BisectionSide,

@@ -21,7 +21,7 @@ from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S
 from gpuscale.base.text import visible
-from gpuscale.campaigns.night.attempt import (
+from gpuscale.campaigns.night.outcome import (
     FAULT_FILE,
     UNJUDGED,
     Attempt,

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from gpuscale.base.foreign_texts import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.host import text_of
+from gpuscale.base.known_error_messages import LOST_NODE, OUT_OF_MEMORY
 from gpuscale.base.process_ends import FAULT_SIGNALS
 from gpuscale.measure.launch.keeper_orders import Outcome
 from gpuscale.measure.run_directory import RunDirectory

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,11 @@ from gpuscale.base.host import text_of
 from gpuscale.base.text import visible
 
 _ANSWER_S = 60.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
+_SETTLING_S = 20.0
+"""Seconds from a job's end until its accounting is complete; Grid Engine writes it every 15 s."""
+_MOST_UNKNOWN = 15
+"""Number of queries in a row that may fail to find the job: SGE's accounting lags by minutes."""
 TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 """Regular expression for a time limit in the form `HH:MM:SS` that is not zero."""
 
@@ -158,6 +164,31 @@ class Scheduler(ABC):
             if state.stage != "unknown":
                 return state
         return UNKNOWN
+
+    def states_of(self, job: str, log: Path) -> Iterator[JobState]:
+        """Yield a job's state at growing intervals, its last state last; `log` is its log file.
+
+        Raise a SchedulerError once the scheduler no longer knows the job. The schedulers' own
+        options (sbatch --wait, qsub -sync y, bsub -K) are not used: they return 1 for killed jobs,
+        and Grid Engine's deletes the job on Ctrl-C.
+        """
+        unknown, before, pause_s = 0, UNKNOWN, _SHORTEST_PAUSE_S
+        while unknown <= _MOST_UNKNOWN:
+            state = self.state_of(job)
+            yield state
+            has_ended = state.stage == "ended"
+            if has_ended and (state.is_final or before.stage == "ended"):
+                return
+            unknown = unknown + 1 if state.stage == "unknown" else 0
+            if not has_ended and state not in (before, UNKNOWN):
+                pause_s = _SHORTEST_PAUSE_S
+            before = state
+            time.sleep(_SETTLING_S if has_ended else pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+        raise SchedulerError(
+            f"the scheduler no longer knows job {job}; its log is {log}, and the night's directory "
+            f"says how it ended. If it still runs, '{self.cancel_program} {job}' ends it"
+        )
 
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()

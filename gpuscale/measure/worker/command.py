@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.base.foreign_texts import LOST_PEER_LINES
+from gpuscale.base.known_error_messages import LOST_PEER_LINES
 from gpuscale.base.process_ends import (
     COMMAND_S,
     adopt_orphans,

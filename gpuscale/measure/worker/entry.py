@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
-from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
+from gpuscale.base.known_error_messages import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SYSTEM
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import RunDirectory

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpuscale.base.foreign_texts import (
+from gpuscale.base.known_error_messages import (
     EXCEPTION,
     LOST_PEER_LINES,
     STARTER_EXCEPTION,

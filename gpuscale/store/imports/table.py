@@ -16,7 +16,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import EntryKey, PublishedFigure
 from gpuscale.records.baseline import Timed
 from gpuscale.store.imports.session import Defaults, RecordedValue, Session
-from gpuscale.store.imports.table_cells import (
+from gpuscale.store.imports.table_columns import (
     MEASURES,
     Problems,
     TableColumn,

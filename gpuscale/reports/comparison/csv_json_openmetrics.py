@@ -22,7 +22,8 @@ from gpuscale.records.probes import probes_for
 from gpuscale.records.record import document_text
 from gpuscale.reports import cause_evidence, cause_words
 from gpuscale.reports.columns import SCALING, Column, Format, csv_text, fields_of
-from gpuscale.reports.comparison import View, texts
+from gpuscale.reports.comparison import View
+from gpuscale.reports.comparison import text_markdown_junit as texts
 from gpuscale.reports.comparison.rows import Row, finding_of
 from gpuscale.reports.phrases import FOUND
 from gpuscale.reports.reason_words import metric_reason

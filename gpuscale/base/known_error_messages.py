@@ -1,7 +1,7 @@
 """Patterns for messages of torch, CUDA, NCCL, gloo, Python, uv and schedulers, all in one place.
 
-tests/test_foreign_texts.py checks the patterns against messages of every supported torch version on
-a CPU, and against CUDA and NCCL messages from bug reports.
+tests/test_known_error_messages.py checks the patterns against messages of every supported torch
+version on a CPU, and against CUDA and NCCL messages from bug reports.
 """
 
 import re

@@ -5,10 +5,13 @@ import json
 import pytest
 from capture_texts import SAMPLES
 
-from gpuscale.base import foreign_texts
+from gpuscale.base import known_error_messages as messages
 
 OF_TORCH = json.loads(SAMPLES.read_text())
-TABLES = {"lost peer": foreign_texts.LOST_PEER_LINES, "out of memory": foreign_texts.OUT_OF_MEMORY}
+TABLES = {
+    "lost peer": messages.LOST_PEER_LINES,
+    "out of memory": messages.OUT_OF_MEMORY,
+}
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, "
 
 
@@ -24,7 +27,7 @@ def test_what_a_torch_says_on_a_cpu_is_recognised(version: str) -> None:
         unknown = [text for text in said.values() if not TABLES[kind].search(text)]
         assert unknown == [], kind
     lost = filter(None, OF_TORCH[version]["lost peer"].values())
-    assert not any(map(foreign_texts.OUT_OF_MEMORY.search, lost))
+    assert not any(map(messages.OUT_OF_MEMORY.search, lost))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +68,10 @@ def test_what_a_torch_says_on_a_cpu_is_recognised(version: str) -> None:
     ],
 )  # fmt: skip
 def test_reported_cuda_and_nccl_texts_are_recognised(table: str, text: str, report: str) -> None:
-    assert getattr(foreign_texts, table).search(text), f"https://github.com/{report}"
+    assert getattr(messages, table).search(text), f"https://github.com/{report}"
 
 
 def test_a_wrong_index_on_a_gpu_is_a_fault_of_the_case() -> None:
     # https://github.com/googlecolab/colabtools/issues/4326
     text = "RuntimeError: CUDA error: device-side assert triggered"
-    assert not foreign_texts.SYSTEM.search(text)
+    assert not messages.SYSTEM.search(text)

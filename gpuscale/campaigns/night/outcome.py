@@ -1,4 +1,4 @@
-"""One attempt at a nightly run: start and stop pytest, find faults, and choose the exit code."""
+"""The outcome of an attempt at a nightly run: how pytest ended, its faults, and the exit code."""
 
 import os
 import signal
