@@ -279,3 +279,18 @@ def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_to
     then = replace(then, runs=begun(then.runs, 2e9))
     notes = compare(then, [replace(now, runs=begun(now.runs, began_s))]).notes
     assert (Statement.of("newer_baseline") in notes) == is_told
+
+
+@pytest.mark.parametrize(("warmup_s", "is_told"), [(2.0, False), (14.0, True), (None, False)])
+def test_sides_whose_runs_are_not_of_one_length_are_named(
+    warmup_s: float | None, is_told: bool
+) -> None:
+    def lasting(runs: Sequence[Run], warmup_s: float | None) -> tuple[Run, ...]:
+        took = {"wall_s": 25.0, "startup_s": 3.0, "warmup_s": warmup_s}
+        return tuple(replace(run, **took) for run in runs)
+
+    then, now = baseline({1: [0.1 * f for f in THEN]}), quiet_now(n1=0.1)
+    then = replace(then, runs=lasting(then.runs, 2.0))
+    notes = compare(then, [replace(now, runs=lasting(now.runs, warmup_s))]).notes
+    told = Statement.of("lengths_differ", before_s=20.0, after_s=8.0)
+    assert (told in notes) == is_told

@@ -130,6 +130,8 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
     assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, BUSY)))
     assert shown.notes == ()
     assert "earlier results first" in dict(shown.headline)["next"]
+    still_open = comparison(noisy("further_runs", needed=3), notes=[swapped])
+    assert headline(still_open)["next"].startswith("make about 3 more runs")
 
 
 @pytest.mark.parametrize(

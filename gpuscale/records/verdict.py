@@ -40,8 +40,10 @@ SLOWDOWNS = (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN)
 class Facts(TypedDict, total=False):
     """Facts for the wording of a reason or note; a fact's name determines its type and format."""
 
-    # Fractions of the throughput or the step time, and relative changes.
+    # Fractions of the throughput or the step time, relative changes, and durations.
+    after_s: float
     allowed: float
+    before_s: float
     beside: float
     bound: float
     deviation: float

@@ -224,14 +224,18 @@ WORDS: Mapping[str, Words] = {
     "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
     "few_allocations": Words(
-        "an assumed deviation between allocations (nights or jobs) widens the intervals of rows "
-        "that do not pass: the baseline has fewer than {enough}, too few to show it"
+        "an assumed deviation between nights or jobs widens the intervals of rows that do not "
+        "pass, until the baseline has {enough} of them"
     ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
         caution="give the earlier results first, or name those that you want judged",
         caution_is_first=True,
+    ),
+    "lengths_differ": Words(
+        "the baseline's runs were timed for {before_s} each and these for {after_s}: the parts of "
+        "a step may differ for that alone"
     ),
     "unlikely_change": Words(
         "{row}{others}: {factor} the baseline's throughput; unless the training itself was "
@@ -367,6 +371,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("allowed", "loss", "margin"), format_percent),
     **dict.fromkeys(("ok_bound", "p", "significance", "tolerance"), format_percent),
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
+    **dict.fromkeys(("before_s", "after_s"), "{:.2g} s".format),
     "value": "{:.2f}".format,
     **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),
     "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",

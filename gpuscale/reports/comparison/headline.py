@@ -208,9 +208,10 @@ def _side(name: str, origin: Origin, machine: str) -> str:
     word = "run" if origin.most_runs == 1 else "runs"
     moments = filter(None, (origin.began_at, origin.last_at))
     dates = [datetime.fromisoformat(moment) for moment in moments]
+    span = phrases.span_text(*dates) if len(dates) == 2 else ""
     facts = [
         listed(origin.hosts),
-        phrases.span_text(*dates) if len(dates) == 2 else "",
+        f"sessions of {span}" if " to " in span else span,
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
         f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]

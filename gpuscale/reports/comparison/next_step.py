@@ -15,7 +15,7 @@ from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
     "baseline": (
-        "add these runs if you know of no change or fault, and measure again: "
+        "add these runs if you know of no change or fault, and measure {again}: "
         f"{_ADD} {{before}} {{after}}"
     ),
     "results": (
@@ -30,7 +30,7 @@ _LONGER = {
     "results": "measure both sides in longer runs",
     "nights": "measure each night in longer runs",
 }
-_LOOSEN = "; or let losses below {loss} pass: ok_bound {bound} for this row (docs/baselines.md)"
+_LOOSEN = "let losses below {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
@@ -47,6 +47,9 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
     if weight == 0 and is_injected:
         return "measure again without --inject"
     notes = {note.code for note in comparison.notes}
+    if comparison.baseline_kind == "baseline" and weight == 1:
+        # Open rows would stay open the other way round.
+        notes.discard("newer_baseline")
     is_busy = "busy_host" in notes
     worst = min(rows, key=_rank)
     shared = sharing(rows)
@@ -113,15 +116,25 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 
 
 def _more_now(
-    comparison: Comparison, rows: Sequence[Row], in_all: int, maker: str, of_rows: str = ""
+    comparison: Comparison,
+    rows: Sequence[Row],
+    in_all: int,
+    maker: str,
+    of_rows: str = "",
+    *,
+    is_first: bool = False,
 ) -> str:
-    """Return how to make runs with `maker`, such as `pytest`, until each row has `in_all`."""
+    """Return how to make runs with `maker`, such as `pytest`, until each row has `in_all`.
+
+    `is_first` is true if as many runs are to be made once more afterwards.
+    """
     more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    wall_s = more * sum(row.wall_s / (row.valid_runs or 1) for row in rows)
-    note = _AS_BEFORE + (f"; {_about(wall_s)}" if wall_s > 60 else "")
-    command = f"{maker} … --runs {in_all} --resume {resume} ({note})"
+    of_each_s = sum(row.wall_s / (row.valid_runs or 1) for row in rows)
+    wall_s = of_each_s * (more + in_all if is_first else more)
+    takes = f"; {_about(wall_s)}{' in all' if is_first else ''}" if wall_s > 60 else ""
+    command = f"{maker} … --runs {in_all} --resume {resume} ({_AS_BEFORE}{takes})"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
 
@@ -135,21 +148,28 @@ def _runs_wanted(row: Row) -> int:
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     """Return advice on longer runs or, if these would hardly help, on what else might help."""
     alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
+    loosen = _loosen(comparison, rows)
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
         note = f"{_AS_BEFORE}; {_about(len(alike) * runs * seconds)} each"
-        return f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
-    return f"find what disturbs these runs ('gpuscale doctor'){_or_loosen(comparison, worst)}"
+        longer = f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
+    else:
+        longer = "find what disturbs these runs ('gpuscale doctor')"
+    return "; or ".join(filter(None, (longer, loosen)))
 
 
-def _or_loosen(comparison: Comparison, row: Row) -> str:
-    """Return the limit in a baseline with which runs like the row's would pass; empty if none."""
-    loss = row.entry.minimum_detectable_loss
-    if comparison.baseline_kind != "baseline" or loss is None or loss > _MOST_LOOSENED:
+def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """Return the limit in a baseline with which open rows would pass unchanged; empty if none."""
+    entries = [row.entry for row in rows if row.entry.verdict is Verdict.INCONCLUSIVE]
+    loss = max((entry.minimum_detectable_loss or 1.0 for entry in entries), default=1.0)
+    bound = math.ceil(100 * loss) / 100
+    facts = [part.facts for entry in entries for part in parts_of(entry.reason)]
+    limit = max((each.get("ok_bound", 0.0) for each in facts), default=0.0)
+    if comparison.baseline_kind != "baseline" or not limit < bound <= _MOST_LOOSENED:
         return ""
-    bound = math.ceil(loss * 100) / 100
-    return _LOOSEN.format(loss=whole_percent(bound), bound=f"{bound:g}")
+    which = "this row" if len(entries) == 1 else "these rows"
+    return _LOOSEN.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
 
 
 def _about(seconds: float) -> str:
@@ -218,14 +238,16 @@ def _more_before(
     if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
         return _longer(comparison, worst, rows)
     in_all = max(part.facts.get("of_both", 0) for part in parts)
-    step = _MORE_BEFORE[kind].format(before=before, after=after, maker=maker, runs=in_all or "N")
+    again = "as many again" if in_all else "again"
+    step = _MORE_BEFORE[kind].format(
+        before=before, after=after, maker=maker, runs=in_all or "N", again=again
+    )
     if kind == "baseline" and (is_injected or is_changed):
         step = f"add runs of the machine as it was: {_ADD} {before} FILE"
     if in_all <= min(row.valid_runs for row in rows) or is_injected:
         return step
-    return (
-        f"{_more_now(comparison, rows, in_all, maker)}; then {step}{_or_loosen(comparison, worst)}"
-    )
+    runs = f"{_more_now(comparison, rows, in_all, maker, is_first=True)}; then {step}"
+    return "; or ".join(filter(None, (_loosen(comparison, rows), runs)))
 
 
 def _words(row: Row) -> list[Words]:
