@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -205,29 +205,16 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         for at, width in enumerate(widths):
             (gains if width < 0 else losses)[at] += width
     for place, bar in enumerate(bars):
-        # There is free space next to the label, so a long one must not narrow the bars.
-        axes.annotate(
-            bar.label,
-            (0.0, place - _BAR_HEIGHT / 2),
-            (3, 1),
-            xycoords="data",
-            textcoords="offset points",
-            va="bottom",
-        ).set_in_layout(False)
+        above, below = (0.0, place - _BAR_HEIGHT / 2), (0.0, place + _BAR_HEIGHT / 2)
         small = [
             f"{name} {bar.shares[name]}"
             for name, part in bar.parts.items()
             if part < _LEAST_LABELLED * longest and bar.shares.get(name, _NONE) != _NONE
         ]
-        axes.annotate(
-            ", ".join(small),
-            (0.0, place + _BAR_HEIGHT / 2),
-            (3, -1),
-            xycoords="data",
-            textcoords="offset points",
-            va="top",
-            fontsize=5.5,
-        ).set_in_layout(False)
+        # There is free space next to the label, so a long one must not narrow the bars.
+        settings: dict[str, Any] = {"textcoords": "offset points", "in_layout": False}
+        axes.annotate(bar.label, above, (3, 1), va="bottom", **settings)
+        axes.annotate(", ".join(small), below, (3, -1), va="top", fontsize=5.5, **settings)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
