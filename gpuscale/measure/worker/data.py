@@ -18,11 +18,11 @@ from gpuscale.workload.cases import TrainingCase
 Batch = Any
 """Inputs and targets, or a dict that contains both; values may be nested."""
 
+SEED = 42
 # Number of generated samples, which all indices share: at ImageNet's size, generating every sample
 # would dominate the measurement.
 _POOL = 64
 _FEWEST_POOLED_BATCHES = 2
-_SEED = 42
 
 
 class SyntheticDataset(Dataset[Any]):
@@ -90,7 +90,7 @@ class PooledBatches:
         self, dataset: SyntheticDataset, *, batch: int, rank: int, pin_memory: bool
     ) -> None:
         samples = [dataset[slot] for slot in range(min(_POOL, len(dataset)))]
-        generator = torch.Generator().manual_seed(_SEED + rank)
+        generator = torch.Generator().manual_seed(SEED + rank)
         pool: list[Batch] = []
         for _ in range(max(_FEWEST_POOLED_BATCHES, _POOL // batch)):
             slots = torch.randint(len(samples), (batch,), generator=generator).tolist()
@@ -118,7 +118,7 @@ class LoadedBatches:
         pin_memory: bool,
     ) -> None:
         self._sampler: DistributedSampler[Any] = DistributedSampler(
-            dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=_SEED, drop_last=True
+            dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=SEED, drop_last=True
         )
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,

@@ -19,7 +19,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker import loop
-from gpuscale.measure.worker.data import real_dataset, training_batches
+from gpuscale.measure.worker.data import SEED, real_dataset, training_batches
 from gpuscale.measure.worker.training import Strategy, Training, local_part
 from gpuscale.measure.worker.user_code import (
     line_of_user,
@@ -32,7 +32,6 @@ from gpuscale.records.evidence import RankReport
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 
 _NCCL_LINES = 4
-_SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
 _KEPT_TO_THE_END: list[Training] = []
@@ -122,7 +121,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
     if cpus := request.cpus_of(int(os.environ.get("LOCAL_RANK", "0"))):
         os.sched_setaffinity(0, cpus)
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     case = load_case(request)
     implementation = STRATEGIES[request.configuration.strategy].implementation
     assert implementation is not None, "gpuscale has no ranks of its own for a command"

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.base.text import counted
-from gpuscale.measure.worker.data import Batch, example_batch, map_tensors, on_device
+from gpuscale.measure.worker.data import SEED, Batch, example_batch, map_tensors, on_device
 from gpuscale.measure.worker.phases import Phase
 from gpuscale.measure.worker.strategies.data_parallel import ProcessGroupStrategy, autocasting
 from gpuscale.measure.worker.training import Strategy, Training
@@ -22,7 +22,6 @@ from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _CPU = torch.device("cpu")
-_SEED = 42
 _SAME_ON_GPUS = 0.01
 """Largest relative difference allowed between gradients on GPUs, where summation order varies."""
 
@@ -235,7 +234,7 @@ class PipelineStrategy(ProcessGroupStrategy):
                 buffer.copy_(kept)
             model.zero_grad(set_to_none=True)
             # Both ways must draw the same dropout.
-            torch.manual_seed(_SEED)
+            torch.manual_seed(SEED)
             way(training, inputs, targets)
             gradients = (parameter.grad for parameter in model.parameters())
             left = [gradient for gradient in gradients if gradient is not None]
