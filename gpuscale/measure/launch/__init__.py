@@ -22,7 +22,7 @@ ACROSS_NODES: Mapping[str, str] = {
 }
 LAUNCHERS = ("local", *ACROSS_NODES)
 _LOCAL = "gpuscale.measure.schedulers.placement:ThisNode"
-_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 # Modules of the ranks are given by name, since no other module may import them.
 PRELOADED = (
@@ -47,7 +47,7 @@ def terminations_raised() -> Iterator[None]:
     def end(number: int, _: FrameType | None) -> None:
         raise RunTerminated(number)
 
-    earlier = {number: signal.signal(number, end) for number in _TERMINATIONS}
+    earlier = {number: signal.signal(number, end) for number in TERMINATIONS}
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def terminations_raised() -> Iterator[None]:
 
 def ignore_terminations() -> None:
     """Ignore SIGTERM and SIGHUP from now on; for a session whose last run has been measured."""
-    for number in _TERMINATIONS:
+    for number in TERMINATIONS:
         # Python would reset a handler of its own while it shuts down.
         signal.signal(number, signal.SIG_IGN)
 

@@ -24,7 +24,7 @@ import msgspec
 from gpuscale.base.host import cpus_near, gpu_numa_node, text_of
 from gpuscale.base.process_ends import COMMAND_S, RANK_S, adopt_orphans, end_descendants
 from gpuscale.measure.evidence.node import NodeWatch
-from gpuscale.measure.launch import PRELOADED, do_in_rank, import_all, process_starter
+from gpuscale.measure.launch import PRELOADED, TERMINATIONS, do_in_rank, import_all, process_starter
 from gpuscale.measure.launch.keeper_orders import CHUNK_BYTES, END, Answer, Order
 from gpuscale.measure.launch.mpirun import connect
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder
@@ -32,7 +32,6 @@ from gpuscale.measure.schedulers.placement import gloo_variables
 
 _LOOK_S = 0.5
 _LONGEST_SOCKET_FOLDER = 90
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _WITH_EVIDENCE = ("rank", "command")
 _STACKS_S = 10.0
 """Seconds to wait for stacks after a timeout, since ranks' timers start after the launcher's."""
@@ -72,7 +71,7 @@ class Keeper:
         self._kill_at_s = 0.0
         self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *_FORWARDED):
+        for number in (signal.SIGCHLD, *TERMINATIONS):
             # Python writes a signal to the wakeup pipe only if the signal has a handler.
             signal.signal(number, lambda *_: None)
         adopt_orphans()
@@ -111,7 +110,7 @@ class Keeper:
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
             for number in os.read(self._woken, CHUNK_BYTES):
-                if number in _FORWARDED:
+                if number in TERMINATIONS:
                     self._end(number)
         for process, rank in [*self._ranks.items()]:
             ended, status = os.waitpid(process, os.WNOHANG)
@@ -172,7 +171,7 @@ class Keeper:
             self._ranks[self._forked(directory, rank, local_rank)] = rank
 
     def _forked(self, directory: RunDirectory, rank: int, local_rank: int) -> int:
-        signals = {signal.SIGCHLD, *_FORWARDED}
+        signals = {signal.SIGCHLD, *TERMINATIONS}
         # A signal to the child must not be written into this process's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         child = os.fork()
