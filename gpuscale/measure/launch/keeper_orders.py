@@ -154,19 +154,18 @@ class Keepers:
 
     def wait_until_ready(self) -> None:
         """Wait until all keepers are ready for orders; end them if one is not ready in time."""
-        ready, refusals = dict[int, Answer](), list[str]()
+        refusals: list[str] = []
         for answer in self._answers(time.monotonic() + _START_S):
             if answer.refusal:
                 refusals.append(answer.refusal)
             elif answer.kind == "ready":
-                ready[answer.keeper] = answer
-            if len(ready) + len(refusals) == self.placement.ranks:
+                self.ready[answer.keeper] = answer
+            if len(self.ready) + len(refusals) == self.placement.ranks:
                 break
-        self.ready = ready
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if len(ready) < self.placement.ranks:
+        if len(self.ready) < self.placement.ranks:
             self.is_usable = False
             # Read the log now: later it also reports the end of the other keepers.
             self.output = "\n".join(refusals) or text_of(self._log)

@@ -169,8 +169,7 @@ def address_towards(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Connecting a UDP socket sends nothing, but makes the kernel select the route.
         probe.connect((host, _ANY_PORT))
-        address: str = probe.getsockname()[0]
-        return address
+        return str(probe.getsockname()[0])
     return socket.gethostname()
 
 

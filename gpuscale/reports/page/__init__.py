@@ -116,8 +116,7 @@ def rendered(sections: Sequence[Section], **values: Any) -> str:
     environment.filters["readable"] = readable
     # On a page without a verdict these values are empty.
     common = {"version": __version__, "word": "", "warning": "", "sections": sections}
-    text: str = environment.get_template("page.html").render({**common, **values})
-    return text
+    return str(environment.get_template("page.html").render({**common, **values}))
 
 
 INDEX = "index.html"
