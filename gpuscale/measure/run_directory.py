@@ -48,10 +48,9 @@ class RecordFile(Generic[R]):
 
     def read_if_left(self) -> R | None:
         """Return the record; None if the file is missing or invalid."""
-        try:
+        with contextlib.suppress(OSError, DecodeError):
             return self.read()
-        except (OSError, DecodeError):
-            return None
+        return None
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:

@@ -1,13 +1,12 @@
 """Text for terminals: colours, wrapped lines and tables, and progress lines."""
 
-import io
 import math
 import os
 import re
 import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TextIO
@@ -71,12 +70,10 @@ def columns_of(stream: TextIO) -> int:
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen):
         return int(chosen)
-    if not stream.isatty():
-        return PLAIN_COLUMNS
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or PLAIN_COLUMNS
-    except (OSError, io.UnsupportedOperation):
-        return PLAIN_COLUMNS
+    if stream.isatty():
+        with suppress(OSError):
+            return os.get_terminal_size(stream.fileno()).columns or PLAIN_COLUMNS
+    return PLAIN_COLUMNS
 
 
 def width_of(text: str) -> int:
@@ -86,8 +83,7 @@ def width_of(text: str) -> int:
     # Imported here: it takes 12 ms and is rarely needed.
     from wcwidth import wcswidth
 
-    columns: int = wcswidth(text)
-    return columns
+    return int(wcswidth(text))
 
 
 def padded(text: str, width: int, side: str = "<") -> str:

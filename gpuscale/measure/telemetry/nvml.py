@@ -150,10 +150,9 @@ class NvmlDevice(Device):
     def compute_processes(self) -> int:
         call = "nvmlDeviceGetComputeRunningProcesses"
         # Before driver R510, the call without a version raises an error other than NVMLError.
-        try:
+        with suppress(NotSupportedError):
             return len(_ask(f"{call}_v3", self._handle))
-        except NotSupportedError:
-            return len(_ask(f"{call}_v2", self._handle))
+        return len(_ask(f"{call}_v2", self._handle))
 
     def answer(self, query: Query) -> Any:
         if query.call.startswith("NVML_FI_"):

@@ -6,6 +6,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -46,13 +47,11 @@ def load_case(request: RunRequest) -> TrainingCase:
 
 def _load_module(name: str, file: Path) -> ModuleType:
     """Import a module by name if the name resolves to `file`, otherwise directly from the file."""
-    try:
+    # pytest's importlib mode names modules in ways that only pytest can resolve.
+    with suppress(ImportError):
         module = importlib.import_module(name)
         if module.__file__ and Path(module.__file__).samefile(file):
             return module
-    except ImportError:
-        # pytest's importlib mode names modules in ways that only pytest can resolve.
-        pass
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise CaseError(f"{file}: not a Python module")
