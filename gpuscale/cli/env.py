@@ -22,7 +22,6 @@ from gpuscale.records.run import nodes_of
 MeasuredWith = tuple[Sequence[Environment], Sequence[NodeEvidence]]
 """The software environments of a measurement, and the evidence recorded about its nodes."""
 _BUILT_WITH = {"NCCL": "nccl_version", "RCCL": "rccl_version", "CUDA runtime": "cuda_version"}
-"""Environment fields with library versions that torch was built with, keyed by library."""
 _ALIKE = "no difference in what is recorded (not all environment variables: docs/format.md)"
 
 

@@ -29,7 +29,6 @@ _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _RUN_OVERHEAD_S = {**dict.fromkeys(GPU_KINDS, 25.0), "cpu": 6.0}
 """Estimated seconds, by device, that a run takes in addition to its timed windows."""
 _SESSION_OVERHEAD_S = 60.0
-"""Estimated seconds that a job takes in addition to its runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -126,7 +126,6 @@ def evidence_of(
 
 
 def _text(view: SweepView) -> str:
-    """Return the sweep as text: verdict, nodes not known to be healthy, and clock errors."""
     lines = [(view.exit_code_and_word[1], view.summary)]
     for node, speed, where in view.lines():
         is_sick = node.state is NodeState.SICK
@@ -159,7 +158,6 @@ def _json(view: SweepView) -> str:
 
 
 def _csv(view: SweepView) -> str:
-    """Return CSV with a line for each node."""
     names = [name for name in NodeVerdict.__struct_fields__ if name not in ("speed", "row")]
     columns: list[Column[NodeVerdict]] = [
         *map(Column, names),
@@ -189,7 +187,6 @@ FLEET_FORMATS: Mapping[str, Callable[[SweepView], str]] = {
     "csv": _csv,
     "openmetrics": _openmetrics,
 }
-"""Functions that format a sweep, keyed by name of the format."""
 
 _WHY: Mapping[Reason, str] = {
     "noise": "the runs vary too much to tell the environments apart; allow more with --runs 3:20",

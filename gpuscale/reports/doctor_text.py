@@ -104,7 +104,6 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
 
 
 def _text(field: Field, answer: Any) -> str:
-    """Format a counter's current value."""
     if field.moment == "clock_event_reasons":
         return ", ".join(answer) or "none"
     if field.take is sum:

@@ -283,13 +283,11 @@ def _is_weak(row: RowHistory) -> bool:
 
 
 def _rate_word(history: History) -> str:
-    """Return `performance` if a row has a metric instead of the step time, else `throughput`."""
     words = {phrases.rate_word(row.point.configuration) for row in history.rows}
     return "performance" if "performance" in words else "throughput"
 
 
 def _row_names(history: History) -> dict[PointKey, str]:
-    """Return a unique name for each row."""
     points = [row.point for row in history.rows]
     cases = phrases.set_apart([point.configuration for point in points])
     return {each: phrases.row_text(cases, each.configuration, each.gpus) for each in points}

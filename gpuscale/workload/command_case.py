@@ -32,7 +32,6 @@ PLACEHOLDERS = (
 ON_EACH_NODE = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 """Programs that start the ranks of one node only."""
 _STARTERS = (*ON_EACH_NODE, "mpirun", "mpiexec", "srun", "deepspeed")
-"""Programs that start ranks."""
 _RUNS_HERE = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate")
 """Programs that take a script whose path is relative to the working directory."""
 _SCRIPT = re.compile(r"[^-{}\s][^{}\s]*\.py")

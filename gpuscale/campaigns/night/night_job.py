@@ -43,7 +43,6 @@ ON_VERDICT = "GPUSCALE_ON_VERDICT"
 """Environment variable with the site's verdict command, which may send mail or open a ticket."""
 _LEFT_BY_PYTEST = (RESULTS, "pytest.log", "junit.xml", "fault.txt")
 _ENDINGS = {"text": "txt", "json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
-"""File name extensions of saved comparisons, keyed by format."""
 
 
 class NightJob:

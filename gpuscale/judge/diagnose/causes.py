@@ -230,7 +230,6 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {
     # Neither slower ranks nor communication explain this time.
     Part.REST: lambda row, _: _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts)),
 }
-"""Functions that find the cause of time lost in each part of a step."""
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:

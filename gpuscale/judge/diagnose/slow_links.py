@@ -23,7 +23,6 @@ SLOW_COMPUTATION = 1.2
 _NEAR = 3.0
 """Two slow nodes share a fault if their link is this many times faster than their other links."""
 _MOST_NODES_FOR_ALL_PAIRS = 8
-"""Largest number of nodes among which all pairs exchange messages."""
 _PARTNERS = 3
 """Number of healthy nodes with which a suspected node is tested again."""
 

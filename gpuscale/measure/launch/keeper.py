@@ -219,7 +219,6 @@ class Keeper:
         do_in_rank(order.job, order.folder, *more.get(order.job, ()))
 
     def _copy_rank_files(self, rank: int) -> None:
-        """Copy the files that a rank has left on this node into the folder of the run."""
         for path in self._kept.path.glob(f"rank-{rank}.*"):
             # The run's folder is gone if the launcher has ended.
             with suppress(OSError):

@@ -12,7 +12,6 @@ from gpuscale.measure.schedulers.slurm import Slurm
 SCHEDULERS: Mapping[str, Scheduler] = {
     scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
 }
-"""The schedulers, keyed by their names in profiles."""
 
 
 def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:

@@ -174,7 +174,6 @@ def address_towards(host: str) -> str:
 
 
 def _interface_towards(host: str) -> str | None:
-    """Return the interface through which this host reaches another host; None if unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         address = socket.inet_aton(address_towards(host))
         for _, name in socket.if_nameindex():

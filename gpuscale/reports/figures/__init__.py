@@ -17,4 +17,3 @@ FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "phases": phases_picture,
     "history": history_picture,
 }
-"""Functions that draw, keyed by name; they return None if there is nothing to draw."""

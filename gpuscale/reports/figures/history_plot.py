@@ -100,7 +100,6 @@ def _tick_label(name: str) -> str:
 
 
 def _notes(history: History) -> Iterator[str]:
-    """Yield notes on changes in the environment, nights left out, and busy hosts."""
     for event in history.events:
         if event.environment:
             changes = "; ".join(map(environment_text, event.environment))

@@ -31,7 +31,6 @@ from gpuscale.reports.phrases import configurations_text
 Quantity = Literal["time", "throughput", "speedup"]
 Origin = Literal["measured", "baseline", "published"]
 MOST_CASES = 4
-"""Maximum number of cases in one figure, one below the other."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _APART = 1.03
 """Factor between the x positions of adjacent curves' intervals, which would otherwise overlap."""
@@ -227,7 +226,6 @@ def _draw_curve(
 
 
 def _notes(curves: Sequence[_Curve], baseline: Baseline | None) -> Iterator[str]:
-    """Yield notes on the options, the intervals and the source of published figures."""
     yield configurations_text(curve.configuration for curve in curves)
     measured = [point for curve in curves if curve.origin != "published" for point in curve.points]
     if any(point.samples_per_s and point.samples_per_s.has_interval for point in measured):

@@ -41,7 +41,6 @@ class Subject:
     earlier: Sequence[Run] = ()
     """Runs of the baseline with their windows, unless it is a baseline file."""
     view: View | None = None
-    """Comparison of the results with the baseline."""
     history: History | None = None
 
     @property

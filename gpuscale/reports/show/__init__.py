@@ -46,7 +46,6 @@ class Shown:
     phases: bool = False
     """True if the text shows the phases of a step instead of the scaling table."""
     columns: int = PLAIN_COLUMNS
-    """Width of the terminal or file that the text is written to, in columns."""
 
     @property
     def injections(self) -> tuple[str, ...]:
