@@ -316,10 +316,7 @@ def short_text(entry: EntryVerdict) -> str:
 
 
 def statement_text(statement: Statement, device: str = "") -> str:
-    """Return the sentence for a statement that belongs to no row, such as a note.
-
-    `device` is the type of device that was measured.
-    """
+    """Return the sentence for a statement that belongs to no row, such as a note."""
     return to_minutes(_said(WORDS[statement.code].sentence, statement, None, device))
 
 

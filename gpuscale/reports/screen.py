@@ -92,10 +92,7 @@ def padded(text: str, width: int, side: str = "<") -> str:
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
-    """Wrap each line to a width in columns.
-
-    An item that contains line breaks is a table that already fits, so it is yielded unchanged.
-    """
+    """Wrap each line to a width in columns; an item with line breaks is a table, which fits."""
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
 

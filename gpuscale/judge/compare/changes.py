@@ -184,10 +184,7 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """Return, for each row, the changes of metrics that both sides measured, without p-values.
-
-    Each sample's variance is moderated by all other samples of the metric.
-    """
+    """Return, for each row, the changes of metrics that both sides measured, without p-values."""
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
     # Exposed communication is judged as a fraction of the baseline's step time.

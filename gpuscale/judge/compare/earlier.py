@@ -49,10 +49,7 @@ class EarlierNights(NamedTuple):
 
 
 def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """Return the nightly runs in `read` that began before `tonight`, the current one.
-
-    Raise UsageError if there are none.
-    """
+    """Return the nights in `read` that began before `tonight`; raise UsageError without any."""
     # Given alone, a night that was left out is judged all the same.
     present = nights_of(msgspec.structs.replace(result, left_out=None) for result in tonight)
     names = {night.allocation for night in present}

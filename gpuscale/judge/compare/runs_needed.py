@@ -29,10 +29,7 @@ _EITHER_WAY = normal_quantile(_MOSTLY)
 
 
 def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | None, Statement]:
-    """Return how many further runs would settle an open row (None if unknown), with advice on it.
-
-    `decided_by` is the quantity on which the verdict rests.
-    """
+    """Return how many further runs would settle an open row (None if unknown), and advice on it."""
     # Interim analyses are stricter, but advise what a comparison of the same files would.
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
     so_far = _runs_so_far(pairing)

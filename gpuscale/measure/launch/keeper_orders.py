@@ -129,10 +129,7 @@ class Keepers:
         self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
-        """Assign the ranks of a run to the keepers that are ready.
-
-        If `is_fresh` is True, the keepers were started for this run, one for each rank.
-        """
+        """Assign a run's ranks to ready keepers; if `is_fresh`, each has the rank of its number."""
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = Counter[str]()
         for number, answer in sorted(self.ready.items()):

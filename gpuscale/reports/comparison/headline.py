@@ -28,10 +28,7 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the lines of the headline without the next step, each as a label and a text.
-
-    The rows must be ranked, the worst first. A line that has no text is omitted.
-    """
+    """Return the headline without the next step, as labels with texts; the rows must be ranked."""
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now = comparison.before, comparison.after
@@ -169,10 +166,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the most common cause, `computing +10 ms; all 3 rows`; empty if nothing was lost.
-
-    If no cause is established, say why.
-    """
+    """Describe the most common cause: `computing +10 ms; all 3 rows`; empty if nothing was lost."""
     shared = sharing(rows)
     if not shared:
         return ""

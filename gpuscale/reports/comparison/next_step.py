@@ -178,19 +178,16 @@ def _about(seconds: float) -> str:
     return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
 
 
-def _caution(comparison: Comparison, notes: Container[str], weight: int) -> str:
-    """Return the gravest note's next step; empty if a cause's or a row's next step comes first.
-
-    `weight` is that of the worst row's verdict.
-    """
+def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
+    """Return the gravest note's next step; empty if a cause's or a row's next step comes first."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
-    is_open = weight == 1 and not first and comparison.baseline_kind != "nights"
+    is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"
     if is_open and "busy_host_before" in notes:
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
         side = "both sides" if "busy_host" in notes else "the baseline"
         first = [f"measure {side} again once the host is idle"]
-    others = [] if weight == 2 else [words.caution for words in found]
+    others = [] if worst_weight == 2 else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 
 
@@ -251,5 +248,4 @@ def _more_before(
 
 
 def _words(row: Row) -> list[Words]:
-    """Return the texts (`Words`) for each part of a row's reason."""
     return [WORDS[part.code] for part in parts_of(row.entry.reason)]
