@@ -92,8 +92,7 @@ class RowHistory:
     last: Scaling
     """Mean step time and throughput, or the metric judged instead, on the latest night."""
     departure: float | None
-    """Relative change of throughput from earlier nights to the latest night; None if there are too
-    few nights."""
+    """Relative change of throughput from earlier nights to the latest; None with too few nights."""
     stands_out: bool
     """True if a second night like the latest one would prove a change of level."""
     smallest_loss: float | None

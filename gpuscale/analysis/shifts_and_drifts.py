@@ -28,8 +28,7 @@ _STEP_ALARMS = 0.002
 """One-sided significance level of testing two nights for a step. It is divided by the number of
 nights before them, so that a long series adds few false alarms."""
 _FAR = 5 / 3
-"""Factor on the required size of a step if the two nights that show it disagree, since one may be
-an outlier."""
+"""Factor on the required size of a step if its two nights disagree, since one may be an outlier."""
 _FEW_NIGHTS = 9
 """Minimum number of nights for which mean and deviation are used; medians are used for fewer, since
 a change among few nights would hide in their deviation."""

@@ -52,8 +52,7 @@ _FROM_START = 4.0
 class _Shape:
     kind: _Kind
     change: float
-    """Change of the logarithm from the first window to the last, or from the first level to the
-    second."""
+    """Change of the logarithm from the first window, or level, to the last."""
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()

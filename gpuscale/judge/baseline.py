@@ -54,8 +54,7 @@ def baseline_from_results(
 ) -> Baseline:
     """Make a baseline from the valid runs in `results`, which are in the order of measurement.
 
-    Raise UsageError if a chosen entry has fewer than `minimum_runs` valid runs, or if hardware
-    differs.
+    Raise UsageError if a chosen entry has fewer than `minimum_runs` valid runs or hardware differs.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:

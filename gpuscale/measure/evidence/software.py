@@ -110,8 +110,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
 def _origin(file: Path) -> str:
     """Describe where a package came from, without credentials; empty if from a package index.
 
-    Only the last part of a local path is kept: other parts differ between jobs with the same
-    set-up.
+    Only the last part of a local path is kept: others differ between jobs with the same set-up.
     """
     try:
         direct_url = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])

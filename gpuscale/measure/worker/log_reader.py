@@ -153,8 +153,7 @@ class LogReader:
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
         """Return the outcome for the launcher; raise CommandError if windows are implausible.
 
-        `started_s` is the command's start on the monotonic clock; Unix time is `clock_s` seconds
-        ahead of the monotonic clock.
+        `started_s` is the start on the monotonic clock; Unix time is `clock_s` seconds ahead of it.
         """
         series = self._leading()
         assert series is not None

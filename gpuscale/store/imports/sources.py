@@ -28,8 +28,7 @@ class ImportedTool(NamedTuple):
 
     words: str
     sessions: Callable[[Path, str, Defaults], Iterator[Session]]
-    """Function that yields a file's sessions from its text; it raises a DecodeError if the text is
-    not in the tool's format."""
+    """Function that yields the sessions in a file's text; raises DecodeError for other formats."""
     endings: tuple[str, ...]
     """Suffixes by which the tool's files are found in folders."""
 

@@ -56,8 +56,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "case": (Name, "a name"),
     "strategy": (Name, "a name"),
 }
-"""Type of a column's cells, and its description, keyed by the column's meaning; the default is a
-line of text."""
+"""Type of a column's cells and its description, by meaning; other columns have lines of text."""
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 _CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)")
 _PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
