@@ -1,7 +1,4 @@
-"""Find outliers: runs, allocations or nights whose values are far from all others.
-
-`shifts_and_drifts.outlying` finds nights that are outliers in a series.
-"""
+"""Find outliers: runs, allocations or nights whose values are far from all others."""
 
 import math
 import statistics

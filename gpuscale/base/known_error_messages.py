@@ -1,8 +1,4 @@
-"""Patterns for messages of torch, CUDA, NCCL, gloo, Python, uv and schedulers, all in one place.
-
-tests/test_known_error_messages.py checks the patterns against messages of every supported torch
-version on a CPU, and against CUDA and NCCL messages from bug reports.
-"""
+"""Patterns for messages of torch, CUDA, NCCL, gloo, Python, uv and schedulers, all in one place."""
 
 import re
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuscale.base.errors import FileError, SchedulerError
 from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, answer_of
+from gpuscale.measure.schedulers.scheduler import MOST_UNKNOWN, UNKNOWN, Ending, JobState, answer_of
 from gpuscale.measure.schedulers.slurm import ClusterNode, QueuedJob, cluster_nodes, queued_jobs
 from gpuscale.records.record import to_json
 from gpuscale.store.campaign_folders import (
@@ -33,8 +33,6 @@ from gpuscale.store.results import read_results
 _POLL_S = 2.0
 _PATIENCE_S = 3600.0
 """Seconds that a job may wait for its node; after that time, the node counts as busy."""
-_MOST_UNKNOWN = 15
-"""A job counts as lost if Slurm does not know it in more than this many polls in a row."""
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 """Number of nodes used as controls, and usual number of jobs between two jobs on a control."""
@@ -108,7 +106,7 @@ class Sweep:
         state = UNKNOWN if job.job is None else SCHEDULERS["slurm"].state_of(job.job)
         polls = self._unknown[job.results_name] + 1 if state.stage == "unknown" else 0
         self._unknown[job.results_name] = polls
-        if state.stage == "ended" or polls > _MOST_UNKNOWN:
+        if state.stage == "ended" or polls > MOST_UNKNOWN:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:

@@ -107,13 +107,6 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
         return self.measured[STEP_TIME]
 
     @property
-    def timed_s(self) -> float | None:
-        """Seconds after start-up and warm-up, most of them in windows; None if unknown."""
-        if self.wall_s is None or self.startup_s is None or self.warmup_s is None:
-            return None
-        return self.wall_s - self.startup_s - self.warmup_s
-
-    @property
     def log_cost(self) -> float:
         """Log of the step time, or of the cost (lower is better) of the metric used instead."""
         if (metric := self.configuration.metric) is None:

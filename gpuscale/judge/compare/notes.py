@@ -123,7 +123,14 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Yield a note if the runs of one side were timed for far longer than those of the other."""
-    sides = [[run.timed_s for run in side if run.timed_s] for side in _runs_of_sides(rows)]
+    sides = [
+        [
+            run.wall_s - run.startup_s - run.warmup_s
+            for run in side
+            if run.wall_s is not None and run.startup_s is not None and run.warmup_s is not None
+        ]
+        for side in _runs_of_sides(rows)
+    ]
     if all(sides):
         before_s, after_s = map(statistics.median, sides)
         if max(before_s, after_s) > _LONGER_RUNS * min(before_s, after_s):

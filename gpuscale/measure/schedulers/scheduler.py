@@ -21,7 +21,7 @@ _ANSWER_S = 60.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _SETTLING_S = 20.0
 """Seconds from a job's end until its accounting is complete; Grid Engine writes it every 15 s."""
-_MOST_UNKNOWN = 15
+MOST_UNKNOWN = 15
 """Number of queries in a row that may fail to find the job: SGE's accounting lags by minutes."""
 TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 """Regular expression for a time limit in the form `HH:MM:SS` that is not zero."""
@@ -166,14 +166,11 @@ class Scheduler(ABC):
         return UNKNOWN
 
     def states_of(self, job: str, log: Path) -> Iterator[JobState]:
-        """Yield a job's state at growing intervals, its last state last; `log` is its log file.
-
-        Raise a SchedulerError once the scheduler no longer knows the job. The schedulers' own
-        options (sbatch --wait, qsub -sync y, bsub -K) are not used: they return 1 for killed jobs,
-        and Grid Engine's deletes the job on Ctrl-C.
-        """
+        """Yield a job's states until it has ended; raise SchedulerError if it becomes unknown."""
+        # The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) return 1 for killed
+        # jobs, and Grid Engine's deletes the job on Ctrl-C.
         unknown, before, pause_s = 0, UNKNOWN, _SHORTEST_PAUSE_S
-        while unknown <= _MOST_UNKNOWN:
+        while unknown <= MOST_UNKNOWN:
             state = self.state_of(job)
             yield state
             has_ended = state.stage == "ended"

@@ -124,10 +124,7 @@ def _more_now(
     *,
     is_first: bool = False,
 ) -> str:
-    """Return how to make runs with `maker`, such as `pytest`, until each row has `in_all`.
-
-    `is_first` is true if as many runs are to be made once more afterwards.
-    """
+    """Return how `maker` makes runs until each row has `in_all` (`is_first`: and then as many)."""
     more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
@@ -148,15 +145,13 @@ def _runs_wanted(row: Row) -> int:
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     """Return advice on longer runs or, if these would hardly help, on what else might help."""
     alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
-    loosen = _loosen(comparison, rows)
+    longer = "find what disturbs these runs ('gpuscale doctor')"
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
         note = f"{_AS_BEFORE}; {_about(len(alike) * runs * seconds)} each"
         longer = f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
-    else:
-        longer = "find what disturbs these runs ('gpuscale doctor')"
-    return "; or ".join(filter(None, (longer, loosen)))
+    return "; or ".join(filter(None, (longer, _loosen(comparison, rows))))
 
 
 def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
