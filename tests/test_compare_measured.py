@@ -281,16 +281,30 @@ def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_to
     assert (Statement.of("newer_baseline") in notes) == is_told
 
 
-@pytest.mark.parametrize(("warmup_s", "is_told"), [(2.0, False), (14.0, True), (None, False)])
+@pytest.mark.parametrize(("startup_s", "is_told"), [(5.0, False), (17.0, True), (None, False)])
 def test_sides_whose_runs_are_not_of_one_length_are_named(
-    warmup_s: float | None, is_told: bool
+    startup_s: float | None, is_told: bool
 ) -> None:
-    def lasting(runs: Sequence[Run], warmup_s: float | None) -> tuple[Run, ...]:
-        took = {"wall_s": 25.0, "startup_s": 3.0, "warmup_s": warmup_s}
-        return tuple(replace(run, **took) for run in runs)
+    def lasting(runs: Sequence[Run], startup_s: float | None) -> tuple[Run, ...]:
+        return tuple(replace(run, wall_s=25.0, startup_s=startup_s) for run in runs)
 
     then, now = baseline({1: [0.1 * f for f in THEN]}), quiet_now(n1=0.1)
-    then = replace(then, runs=lasting(then.runs, 2.0))
-    notes = compare(then, [replace(now, runs=lasting(now.runs, warmup_s))]).notes
+    then = replace(then, runs=lasting(then.runs, 5.0))
+    now = replace(now, runs=lasting(now.runs, startup_s))
+    notes = compare(then, [now]).notes
     told = Statement.of("lengths_differ", before_s=20.0, after_s=8.0)
     assert (told in notes) == is_told
+    # A slowed rank needs time to measure how long it has to wait.
+    assert told not in compare(then, [replace(now, injections=("slow-rank=0:1.2",))]).notes
+
+
+def test_an_open_row_shows_the_quantity_whose_interval_lies_below_zero() -> None:
+    # Real runs of two CPU ranks, of which one was slowed by 20 % before the second half of them.
+    one = [0.165, 0.174, 0.156, 0.184, 0.196, 0.162], [0.145, 0.157, 0.186, 0.175, 0.193, 0.183]
+    two = [0.215, 0.183, 0.205, 0.203, 0.188, 0.208], [0.242, 0.241, 0.216, 0.239, 0.206, 0.242]
+    row = row_on(2, compare(baseline({1: one[0], 2: two[0]}), [measured({1: one[1], 2: two[1]})]))
+    assert row.verdict is Verdict.INCONCLUSIVE
+    # E may be as before, since the runs on one rank deviate by 10 %.
+    assert row.reason.code == "not_beyond_chance"
+    assert row.change is not None
+    assert known(row.change.high) < 0

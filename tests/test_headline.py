@@ -168,6 +168,19 @@ def test_a_loss_with_a_cause_keeps_its_remedy_if_a_host_was_busy(cause: Cause, w
     assert "busy" in lines["beware"]
 
 
+@pytest.mark.parametrize(
+    ("high", "kind", "is_asked"),
+    [(-0.02, "baseline", True), (-0.06, "baseline", False), (-0.02, "nights", False)],
+)
+def test_a_loss_that_may_be_half_of_itself_is_measured_again_first(
+    high: float, kind: BaselineKind, is_asked: bool
+) -> None:
+    lost = replace(slower(1), causes=(ALL_REDUCE,))
+    lost = replace(lost, change=Estimate(value=-0.08, low=-0.14, high=high))
+    step = headline(replace(comparison(lost), baseline_kind=kind))["next"]
+    assert step.startswith("measure again; if the loss stays, run") is is_asked
+
+
 DRIVER = EnvironmentChange(name="driver_version", before=("575",), after=("595",))
 UNDONE, DOCTOR = "measure again with the change undone", "run 'gpuscale doctor'"
 
@@ -327,11 +340,10 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
-        step = "record a baseline of longer runs, and compare such runs with it: pytest …"
-        command = (
-            f"{step} --run-seconds 12 --runs 6 (other options as before; about {minutes} min each)"
-        )
-        assert headline(comparison(*rows))["next"] == command
+        asked, command = headline(comparison(*rows))["next"].split(": ")
+        assert asked.startswith("record a baseline of longer runs")
+        options = "--run-seconds 12 --runs 6 (other options as before; about"
+        assert command == f"pytest … {options} {minutes} min each)"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
     assert soon.startswith(
         "make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs alone: "

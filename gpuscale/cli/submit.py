@@ -20,7 +20,7 @@ from gpuscale.campaigns.job_script import JobRequest, job_script, numbers_text
 from gpuscale.campaigns.night.outcome import job_exit
 from gpuscale.cli.inputs import gpu_counts, remark, say
 from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, Scheduler
 from gpuscale.records.request import TIMING_PLANS
 from gpuscale.reports.phrases import devices_text
 from gpuscale.store.files import make_folder, read_any, write_report
@@ -162,28 +162,23 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
 
 
 def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
+    """Print a job's log until the job has ended; return the exit code that it deserves."""
+    written, before = 0, UNKNOWN
     try:
-        state = _followed(scheduler, job, log)
+        for state in scheduler.states_of(job, log):
+            new = b""
+            with suppress(OSError), log.open("rb") as file:
+                file.seek(written)
+                new = file.read()
+            written += len(new)
+            say(new.decode("utf-8", errors="replace"), end="")
+            if state.stage != "ended" and state not in (before, UNKNOWN):
+                say(f"gpuscale: job {job} is {state.stage} ({state.word})")
+            before = state
     except KeyboardInterrupt:
         command = f"{scheduler.cancel_program} {job}"
         sys.stderr.write(f"\ngpuscale: job {job} goes on; '{command}' ends it\n")
         raise
-    code, meaning = job_exit(state)
-    say(f"gpuscale: job {job} ended as {state.word}: {meaning}")
+    code, meaning = job_exit(before)
+    say(f"gpuscale: job {job} ended as {before.word}: {meaning}")
     return code
-
-
-def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
-    """Print a job's log until the job has ended; return the job's last state."""
-    written, before = 0, UNKNOWN
-    for state in scheduler.states_of(job, log):
-        new = b""
-        with suppress(OSError), log.open("rb") as file:
-            file.seek(written)
-            new = file.read()
-        written += len(new)
-        say(new.decode("utf-8", errors="replace"), end="")
-        if state.stage != "ended" and state not in (before, UNKNOWN):
-            say(f"gpuscale: job {job} is {state.stage} ({state.word})")
-        before = state
-    return before

@@ -230,12 +230,12 @@ WORDS: Mapping[str, Words] = {
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
-        caution="give the earlier results first, or name those that you want judged",
+        caution="give the earlier results first",
         caution_is_first=True,
     ),
     "lengths_differ": Words(
-        "the baseline's runs were timed for {before_s} each and these for {after_s}: the parts of "
-        "a step may differ for that alone"
+        "the baseline's runs lasted {before_s} each and these {after_s}, without start-up: the "
+        "parts of a step may differ for that alone"
     ),
     "unlikely_change": Words(
         "{row}{others}: {factor} the baseline's throughput; unless the training itself was "

@@ -40,7 +40,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_few_allocations(baseline, judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
-        *_lengths_of_runs(rows),
+        *([] if sides.after.injections else _lengths_of_runs(rows)),
         *_outliers(pairs),
         *_odd_nights(judgements),
         *_published(rows),
@@ -124,11 +124,7 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Yield a note if the runs of one side were timed for far longer than those of the other."""
     sides = [
-        [
-            run.wall_s - run.startup_s - run.warmup_s
-            for run in side
-            if run.wall_s is not None and run.startup_s is not None and run.warmup_s is not None
-        ]
+        [run.wall_s - run.startup_s for run in side if run.wall_s and run.startup_s is not None]
         for side in _runs_of_sides(rows)
     ]
     if all(sides):

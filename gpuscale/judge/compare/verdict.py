@@ -196,7 +196,7 @@ def decide(quantities: Quantities) -> Decision:
     if all(quantity.is_ok for quantity in quantities.tests):
         binding = max(quantities.tests[::-1], key=lambda test: test.stated_bound)
         return Decision(Verdict.OK, None, binding)
-    doubtful = max(quantities.tests[::-1], key=lambda test: (not test.is_ok, _doubt(test)))
+    doubtful = max(quantities.tests[::-1], key=_doubt)
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
 
@@ -243,8 +243,10 @@ def _slowdown(quantities: Quantities) -> Finding:
     return Finding.SLOWER_TRAINING
 
 
-def _doubt(quantity: Quantity) -> float:
-    return math.inf if quantity.loss_bound is None else quantity.loss_bound
+def _doubt(quantity: Quantity) -> tuple[bool, bool, float]:
+    """Return a sort key: quantities that pass first, then those that may be as before."""
+    bound = math.inf if quantity.loss_bound is None else quantity.loss_bound
+    return not quantity.is_ok, quantity.moved_worse(NAMING_SIGNIFICANCE / 2), bound
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:

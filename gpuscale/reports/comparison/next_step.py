@@ -26,11 +26,11 @@ _MORE_BEFORE = {
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 _LONGER = {
-    "baseline": "record a baseline of longer runs, and compare such runs with it",
-    "results": "measure both sides in longer runs",
-    "nights": "measure each night in longer runs",
+    "baseline": "record a baseline of longer runs, which may differ less, and judge such by it",
+    "results": "measure both sides in longer runs, which may differ less",
+    "nights": "measure each night in longer runs, which may differ less",
 }
-_LOOSEN = "let losses below {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
+_LIMIT = "from now on let losses below {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
@@ -71,11 +71,18 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         steps = (_how_to_find_change(comparison, worst), step)
         is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
         step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
-        if step and is_busy and not is_suspected:
-            return f"{ONCE_IDLE}; if the loss stays, {step}"
+        first = ONCE_IDLE if is_busy else "measure again" if _is_close(comparison, worst) else ""
+        if step and first and not is_suspected:
+            return f"{first}; if the loss stays, {step}"
     elif not step:
         return _for_open_rows(comparison, rows, maker, is_injected=is_injected)
     return step or _remedy(comparison, [worst], rows, maker)
+
+
+def _is_close(comparison: Comparison, row: Row) -> bool:
+    """True if a loss since another session may be less than half of what it seems to be."""
+    mean, high = (row.change.value, row.change.high) if row.change else (0.0, None)
+    return comparison.baseline_kind != "nights" and high is not None and mean < 0 < 2 * high - mean
 
 
 def _for_open_rows(
@@ -121,7 +128,6 @@ def _more_now(
     in_all: int,
     maker: str,
     of_rows: str = "",
-    *,
     is_first: bool = False,
 ) -> str:
     """Return how `maker` makes runs until each row has `in_all` (`is_first`: and then as many)."""
@@ -164,7 +170,7 @@ def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
     if comparison.baseline_kind != "baseline" or not limit < bound <= _MOST_LOOSENED:
         return ""
     which = "this row" if len(entries) == 1 else "these rows"
-    return _LOOSEN.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
+    return _LIMIT.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
 
 
 def _about(seconds: float) -> str:
