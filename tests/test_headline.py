@@ -341,7 +341,7 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
         asked, command = headline(comparison(*rows))["next"].split(": ")
-        assert asked.startswith("record a baseline of longer runs")
+        assert asked.startswith("make longer runs")
         options = "--run-seconds 12 --runs 6 (other options as before; about"
         assert command == f"pytest … {options} {minutes} min each)"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]

@@ -26,7 +26,7 @@ _MORE_BEFORE = {
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
 _LONGER = {
-    "baseline": "record a baseline of longer runs, which may differ less, and judge such by it",
+    "baseline": "make longer runs, which may differ less, for a new baseline and for the results",
     "results": "measure both sides in longer runs, which may differ less",
     "nights": "measure each night in longer runs, which may differ less",
 }
