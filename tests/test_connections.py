@@ -15,7 +15,7 @@ from test_diagnose_causes import row, step
 
 from gpuscale.analysis.step_parts import Step
 from gpuscale.judge.diagnose.causes import environment, lost_parts
-from gpuscale.judge.diagnose.evidence import RowEvidence
+from gpuscale.judge.diagnose.row_evidence import RowEvidence
 from gpuscale.records import NodeEvidence, Run
 from gpuscale.reports import cause_evidence, cause_words
 

@@ -17,7 +17,7 @@ from gpuscale.analysis.step_parts import Rank, Step
 from gpuscale.judge.diagnose import causes as all_causes
 from gpuscale.judge.diagnose.causes import device_faults, lost_parts, not_established
 from gpuscale.judge.diagnose.causes import environment as environment_changed
-from gpuscale.judge.diagnose.evidence import RowEvidence
+from gpuscale.judge.diagnose.row_evidence import RowEvidence
 from gpuscale.records import (
     METRICS_BY_NAME,
     EnvironmentChange,

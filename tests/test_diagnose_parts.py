@@ -11,7 +11,7 @@ from statements import known
 
 from gpuscale.analysis.step_parts import Part, Rank, Step, steps_of
 from gpuscale.judge.diagnose.causes import straggler_in_all_runs, stragglers
-from gpuscale.judge.diagnose.evidence import PointEvidence, onset_of
+from gpuscale.judge.diagnose.row_evidence import PointEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import PartChange, changes_of, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey

@@ -22,7 +22,7 @@ from statements import known
 from gpuscale.cli.inputs import read_content
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose.causes import diagnose
-from gpuscale.judge.diagnose.evidence import probe_changes
+from gpuscale.judge.diagnose.row_evidence import probe_changes
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import Probe
 from gpuscale.records.probes import MATRIX, PAIR, PROBES, SEND, probes_for

@@ -13,7 +13,7 @@ from gpuscale.analysis.step_parts import Step
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose.causes import diagnose
-from gpuscale.judge.diagnose.evidence import PointEvidence, RowEvidence
+from gpuscale.judge.diagnose.row_evidence import PointEvidence, RowEvidence
 from gpuscale.judge.diagnose.step_parts import changes_of
 from gpuscale.judge.sides import sides_of
 from gpuscale.records import (

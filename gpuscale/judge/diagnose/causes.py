@@ -9,7 +9,7 @@ from msgspec import structs
 from gpuscale.analysis.step_parts import Part
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.judge.diagnose.evidence import RowEvidence, confirmed, onset_of, points_of
+from gpuscale.judge.diagnose.row_evidence import RowEvidence, confirmed, onset_of, points_of
 from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.judge.sides import Sides
