@@ -14,6 +14,7 @@ from gpuscale.campaigns.cluster_profile import ClusterProfile, GpuNodes, find_pr
 from gpuscale.campaigns.job_options import with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night.outcome import job_exit
+from gpuscale.cli import submit
 from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
 from gpuscale.measure.schedulers import scheduler as base
 from gpuscale.measure.schedulers.scheduler import JobState
@@ -282,7 +283,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert "job 4711 ended as done: regressed" in answer.stdout
 
 
-def test_a_parallel_job_has_a_last_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_parallel_job_has_a_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([TASK_OF_9_S, f"{TASK_OF_9_S}{JOB_OF_12_S}"])
 
     class Accounted(Sge):
@@ -290,8 +291,20 @@ def test_a_parallel_job_has_a_last_record(monkeypatch: pytest.MonkeyPatch, tmp_p
             return self.read_state([GONE, next(answers)])
 
     monkeypatch.setattr(base, "_SETTLING_S", 0.0)
-    *_, last = Accounted().states_of("4711", tmp_path / "log")
+    *_, last = Accounted().states_of("4711")
     assert last.exit_code == 3
+
+
+def test_a_job_that_stays_unknown_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Forgetful(Sge):
+        def state_of(self, job: str) -> JobState:
+            return base.UNKNOWN
+
+    monkeypatch.setattr(base, "_SHORTEST_PAUSE_S", 0.0)
+    with pytest.raises(SchedulerError, match="no longer knows job 4711"):
+        submit._wait(Forgetful(), "4711", tmp_path / "log")
 
 
 def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:

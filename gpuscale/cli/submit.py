@@ -163,9 +163,9 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
 
 def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
     """Print a job's log until the job has ended; return the exit code that it deserves."""
-    written, before = 0, UNKNOWN
+    written, before, ends_it = 0, UNKNOWN, f"'{scheduler.cancel_program} {job}' ends it"
     try:
-        for state in scheduler.states_of(job, log):
+        for state in scheduler.states_of(job):
             new = b""
             with suppress(OSError), log.open("rb") as file:
                 file.seek(written)
@@ -176,9 +176,13 @@ def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
                 say(f"gpuscale: job {job} is {state.stage} ({state.word})")
             before = state
     except KeyboardInterrupt:
-        command = f"{scheduler.cancel_program} {job}"
-        sys.stderr.write(f"\ngpuscale: job {job} goes on; '{command}' ends it\n")
+        sys.stderr.write(f"\ngpuscale: job {job} goes on; {ends_it}\n")
         raise
+    if before.stage != "ended":
+        raise SchedulerError(
+            f"the scheduler no longer knows job {job}; its log is {log}, and the night's directory "
+            f"says how it ended. If it still runs, {ends_it}"
+        )
     code, meaning = job_exit(before)
     say(f"gpuscale: job {job} ended as {before.word}: {meaning}")
     return code

@@ -184,7 +184,7 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """Return, for each row, the changes of metrics that both sides measured, without p-values."""
+    """Return each row's metric changes, with variances moderated by all rows; no p-values yet."""
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
     # Exposed communication is judged as a fraction of the baseline's step time.

@@ -40,7 +40,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_few_allocations(baseline, judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
-        *([] if sides.after.injections else _lengths_of_runs(rows)),
+        *_lengths_of_runs(sides, rows),
         *_outliers(pairs),
         *_odd_nights(judgements),
         *_published(rows),
@@ -121,14 +121,15 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
         yield Statement.of("same_allocation", name=min(shared))
 
 
-def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield a note if the runs of one side were timed for far longer than those of the other."""
-    sides = [
+def _lengths_of_runs(sides: Sides, rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+    """Yield a note if the runs of one side lasted far longer than those of the other."""
+    lasted = [
         [run.wall_s - run.startup_s for run in side if run.wall_s and run.startup_s is not None]
         for side in _runs_of_sides(rows)
     ]
-    if all(sides):
-        before_s, after_s = map(statistics.median, sides)
+    # An injected fault may need seconds before the first window.
+    if all(lasted) and not sides.after.injections:
+        before_s, after_s = map(statistics.median, lasted)
         if max(before_s, after_s) > _LONGER_RUNS * min(before_s, after_s):
             yield Statement.of("lengths_differ", before_s=before_s, after_s=after_s)
 

@@ -165,8 +165,8 @@ class Scheduler(ABC):
                 return state
         return UNKNOWN
 
-    def states_of(self, job: str, log: Path) -> Iterator[JobState]:
-        """Yield a job's states until it has ended; raise SchedulerError if it becomes unknown."""
+    def states_of(self, job: str) -> Iterator[JobState]:
+        """Yield a job's state at growing intervals until it has ended or stays unknown."""
         # The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) return 1 for killed
         # jobs, and Grid Engine's deletes the job on Ctrl-C.
         unknown, before, pause_s = 0, UNKNOWN, _SHORTEST_PAUSE_S
@@ -182,10 +182,6 @@ class Scheduler(ABC):
             before = state
             time.sleep(_SETTLING_S if has_ended else pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
-        raise SchedulerError(
-            f"the scheduler no longer knows job {job}; its log is {log}, and the night's directory "
-            f"says how it ended. If it still runs, '{self.cancel_program} {job}' ends it"
-        )
 
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()

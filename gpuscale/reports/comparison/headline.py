@@ -28,7 +28,7 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the headline without the next step, as labels with texts; the rows must be ranked."""
+    """Return the headline without the next step, as labels and texts; the worst rows come first."""
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now = comparison.before, comparison.after
@@ -166,7 +166,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Describe the most common cause: `computing +10 ms; all 3 rows`; empty if nothing was lost."""
+    """Return the main cause, `computing +10 ms; all 3 rows`, or why none is known; may be empty."""
     shared = sharing(rows)
     if not shared:
         return ""
@@ -200,12 +200,11 @@ def _side(name: str, origin: Origin, machine: str) -> str:
     """Describe a side of the comparison: `well.json: node017, 2026-11-20 02:10, 6 runs a row`."""
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     word = "run" if origin.most_runs == 1 else "runs"
-    moments = filter(None, (origin.began_at, origin.last_at))
-    dates = [datetime.fromisoformat(moment) for moment in moments]
-    span = phrases.span_text(*dates) if len(dates) == 2 else ""
+    dates = [datetime.fromisoformat(at) for at in (origin.began_at, origin.last_at) if at]
+    sessions = "" if origin.began_at == origin.last_at else "sessions of "
     facts = [
         listed(origin.hosts),
-        f"sessions of {span}" if " to " in span else span,
+        f"{sessions}{phrases.span_text(*dates)}" if len(dates) == 2 else "",
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
         f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]

@@ -34,8 +34,7 @@ _LIMIT = "from now on let losses below {loss} pass: ok_bound {bound} for {rows} 
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
-_MOST_LOOSENED = 0.5
-"""Largest limit that is advised, as a fraction of the throughput or speedup lost."""
+_LARGEST_ADVISED_LIMIT = 0.5
 
 
 def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
@@ -81,8 +80,9 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
 
 def _is_close(comparison: Comparison, row: Row) -> bool:
     """True if a loss since another session may be less than half of what it seems to be."""
-    mean, high = (row.change.value, row.change.high) if row.change else (0.0, None)
-    return comparison.baseline_kind != "nights" and high is not None and mean < 0 < 2 * high - mean
+    if (change := row.change) is None or change.high is None:
+        return False
+    return comparison.baseline_kind != "nights" and change.value < min(0.0, 2 * change.high)
 
 
 def _for_open_rows(
@@ -128,15 +128,15 @@ def _more_now(
     in_all: int,
     maker: str,
     of_rows: str = "",
-    is_first: bool = False,
+    then: int = 0,
 ) -> str:
-    """Return how `maker` makes runs until each row has `in_all` (`is_first`: and then as many)."""
+    """Return how `maker` makes runs until each row has `in_all`, and the time with `then` more."""
     more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     of_each_s = sum(row.wall_s / (row.valid_runs or 1) for row in rows)
-    wall_s = of_each_s * (more + in_all if is_first else more)
-    takes = f"; {_about(wall_s)}{' in all' if is_first else ''}" if wall_s > 60 else ""
+    wall_s = of_each_s * (more + then)
+    takes = f"; {_about(wall_s)}{' in all' if then else ''}" if wall_s > 60 else ""
     command = f"{maker} … --runs {in_all} --resume {resume} ({_AS_BEFORE}{takes})"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
@@ -163,11 +163,11 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
 def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
     """Return the limit in a baseline with which open rows would pass unchanged; empty if none."""
     entries = [row.entry for row in rows if row.entry.verdict is Verdict.INCONCLUSIVE]
-    loss = max((entry.minimum_detectable_loss or 1.0 for entry in entries), default=1.0)
-    bound = math.ceil(100 * loss) / 100
-    facts = [part.facts for entry in entries for part in parts_of(entry.reason)]
-    limit = max((each.get("ok_bound", 0.0) for each in facts), default=0.0)
-    if comparison.baseline_kind != "baseline" or not limit < bound <= _MOST_LOOSENED:
+    losses = [entry.minimum_detectable_loss or 1.0 for entry in entries]
+    limits = [part.facts.get("ok_bound", 0) for each in entries for part in parts_of(each.reason)]
+    bound = math.ceil(100 * max(losses, default=1.0)) / 100
+    is_looser = max(limits, default=0) < bound <= _LARGEST_ADVISED_LIMIT
+    if comparison.baseline_kind != "baseline" or not is_looser:
         return ""
     which = "this row" if len(entries) == 1 else "these rows"
     return _LIMIT.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
@@ -244,7 +244,7 @@ def _more_before(
         step = f"add runs of the machine as it was: {_ADD} {before} FILE"
     if in_all <= min(row.valid_runs for row in rows) or is_injected:
         return step
-    runs = f"{_more_now(comparison, rows, in_all, maker, is_first=True)}; then {step}"
+    runs = f"{_more_now(comparison, rows, in_all, maker, then=in_all)}; then {step}"
     return "; or ".join(filter(None, (_loosen(comparison, rows), runs)))
 
 

@@ -17,3 +17,4 @@ FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "phases": phases_picture,
     "history": history_picture,
 }
+"""Functions that draw, keyed by name; they return None if there is nothing to draw."""
