@@ -149,9 +149,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
         epilog="Measure with pytest: pytest bench_cases --gpus 1,2,4",
     )
     parser.add_argument("--version", action="version", version=f"gpuscale {__version__}")
-    commands: Any = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS:
         # A Python keyword, such as `import`, cannot be the name of a module.
         module = f"{name.replace('-', '_')}{'_' * iskeyword(name)}"

@@ -4,7 +4,6 @@ import argparse
 import math
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -46,9 +45,7 @@ _SHORTEST_LIMIT_S, _LIMIT_FACTOR = 600, 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure every node of a cluster by itself, and name the sick ones."
-    actions: Any = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=type(parser)
-    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     sweep = actions.add_parser("run", help="measure each node in a job of its own")
     sweep.description = "Measure each node in a job of its own, idle ones first, slow ones again."
     show = actions.add_parser("show", help="print which nodes are sick")
