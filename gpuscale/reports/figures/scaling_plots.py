@@ -114,11 +114,10 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
 
 def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, _Curve]:
     names = distinct_names([point.configuration for point in points])
-    curves = {}
-    for configuration, own in by_key((point.configuration, point) for point in points).items():
-        label = names[configuration].removeprefix(f"{configuration.case}/")
-        curves[configuration] = _Curve(own, label, origin)
-    return curves
+    return {
+        each: _Curve(own, names[each].removeprefix(f"{each.case}/"), origin)
+        for each, own in by_key((point.configuration, point) for point in points).items()
+    }
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
