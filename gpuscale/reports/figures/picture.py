@@ -169,12 +169,10 @@ def drawn(
             ncols=math.ceil(len(labelled) / max(1, lines)),
         )
         not_shown = [f"not shown: {each}" for each in left_out]
-        notes = (*notes, *measurements.failed, *not_shown, *measurements.origins)
-        if measurements.injections:
-            notes = (injection_warning(measurements.injections), *notes)
+        warning = injection_warning(measurements.injections)
+        notes = (warning, *notes, *measurements.failed, *not_shown, *measurements.origins)
         width = int(width_in * _NOTE_CHARACTERS_PER_IN)
-        wrapped = [part for line in notes for part in textwrap.wrap(line, width)]
-        if wrapped:
+        if wrapped := [part for line in notes for part in textwrap.wrap(line, width)]:
             figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
 
 
