@@ -46,8 +46,7 @@ def _cpu_binding(text: str) -> str:
 
 def _strategies(text: str) -> tuple[str, ...]:
     """Parse a list of strategies such as `dp,ddp`, and drop repeated names."""
-    names = (one_of(*STRATEGIES)(part.strip()) for part in text.split(","))
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(one_of(*STRATEGIES)(part.strip()) for part in text.split(",")))
 
 
 def _new_results_file(text: str) -> Path:

@@ -34,8 +34,7 @@ def validate_plans(
     """Raise a GpuscaleError if cases share a name, lack the given size, or a fault hits no rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
-        first = cases.setdefault(plan.case.name(), plan.case)
-        if first is not plan.case:
+        if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:
             both = (f"{getfile(case)}::{case.__qualname__}" for case in (first, plan.case))
             raise UsageError(
                 f"two cases are named {plan.case.name()}: {' and '.join(both)}; rename one, or "

@@ -123,8 +123,7 @@ class _MeasuringSession:
             recorder.add_scripts(requests)
             recorder.is_of_commands = all(plan.strategy == COMMAND for plan in plans)
             if (resumed := recorder.resumed) is not None:
-                runs = resumed.results.runs
-                results_file.validate_configurations(resumed.path, runs, requests)
+                results_file.validate_configurations(resumed.path, resumed.results.runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
         if maker.rule is not None:

@@ -138,8 +138,7 @@ def status_of_verdict(
     run failed, a verdict of OK becomes INCONCLUSIVE.
     """
     codes = pytest.ExitCode
-    replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
-    if given not in replaced or failed_tests:
+    if given not in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED) or failed_tests:
         return given
     if comparison is None:
         return ExitCode.NOTHING_COMPARABLE

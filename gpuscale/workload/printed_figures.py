@@ -49,8 +49,7 @@ class NcclTests:
             return {"busbw_gb_s": average[1]}
         if header := _COLLECTIVE.search(line):
             self.collective = (header[1] or header[2]).removesuffix("_perf")
-        row = _ROW.fullmatch(line)
-        if row is None or int(row[1]) < _SMALLEST_BYTES:
+        if (row := _ROW.fullmatch(line)) is None or int(row[1]) < _SMALLEST_BYTES:
             return {}
         figures: dict[str, str | float] = {}
         size, numbers = _SIZE.sub("", format_bytes(int(row[1]))), row[2].split()

@@ -129,8 +129,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 def read_reported(line: str) -> Mark | None:
     """Parse a line printed by `gpuscale.report`; return None for any other line."""
-    start = line.find(f"{PREFIX}{{")
-    if start < 0:
+    if (start := line.find(f"{PREFIX}{{")) < 0:
         return None
     try:
         state = msgspec.json.decode(line[start + len(PREFIX) :], type=Reported)
@@ -270,8 +269,7 @@ def by_regex(pattern: str) -> LogFormat:
         raise refused(f"there is no group {min(unknown)}; choose from {known}")
 
     def read(line: str) -> Mark | None:
-        found = compiled.search(line)
-        if found is None:
+        if (found := compiled.search(line)) is None:
             return None
         values = {"step": found[1]} if is_bare else found.groupdict()
         try:

@@ -181,8 +181,7 @@ def job_environment(
     """Return the environment of a job; raise MachineError if a host left no description."""
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
-    missing = [host for host in hosts if host not in found]
-    if not missing:
+    if not (missing := [host for host in hosts if host not in found]):
         return joined(found, device)
     # One failed host can prevent descriptions of all, so blame unreached hosts if any.
     reached = [hosts[rank] for rank in directory.host_of_ranks()]

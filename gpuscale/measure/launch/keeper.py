@@ -129,8 +129,7 @@ class Keeper:
                 self._answer("ended", order=self._order.number, rank=rank, code=code)
 
     def _take_orders(self) -> None:
-        chunk = os.read(self._orders, CHUNK_BYTES)
-        if not chunk:
+        if not (chunk := os.read(self._orders, CHUNK_BYTES)):
             self._end()
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:

@@ -231,14 +231,12 @@ class Keepers:
             if left_s <= 0 or not self.is_usable:
                 return
             sources = [self._process.stdout, *([self._socket] if self._socket else ())]
-            ready = select(sources, [], [], left_s)[0]
-            if not ready:
+            if not (ready := select(sources, [], [], left_s)[0]):
                 return
             if self._socket is not None and self._socket in ready:
                 self._streams += filter(None, [self._socket.accept()])
                 continue
-            chunk = os.read(self._process.stdout.fileno(), CHUNK_BYTES)
-            if not chunk:
+            if not (chunk := os.read(self._process.stdout.fileno(), CHUNK_BYTES)):
                 self.is_usable = False
                 return
             *lines, self._rest = (self._rest + chunk).split(b"\n")

@@ -45,8 +45,7 @@ class OpenMpi(ProcessStarter):
 
     def hosts(self) -> tuple[str, ...]:
         """Return the job's hosts; raise UsageError if they are unknown or `mpirun` is missing."""
-        found = nodes_of_job(os.environ)
-        if not found or shutil.which("mpirun") is None:
+        if not (found := nodes_of_job(os.environ)) or shutil.which("mpirun") is None:
             raise UsageError(
                 "--launcher mpirun: no hosts of a job (LSB_MCPU_HOSTS, PBS_NODEFILE, PE_HOSTFILE, "
                 "SLURM_JOB_NODELIST) or no 'mpirun' here; load an Open MPI module, and start it "

@@ -212,8 +212,7 @@ class Scheduler(ABC):
 
     def number_in(self, output: str) -> str:
         """Return the job number in the submit command's output; raise SchedulerError if none."""
-        found = self.job_number.search(output)
-        if found is None:
+        if (found := self.job_number.search(output)) is None:
             raise SchedulerError(
                 f"{self.submit_command[0]} gave no job number within {_ANSWER_S:.0f} s, but "
                 f"'{output.strip()[:200]}'; see with the scheduler's own command whether the job "

@@ -131,8 +131,7 @@ class Slurm(Scheduler, ProcessStarter):
 
     def hosts(self) -> tuple[str, ...]:
         """Return the job's nodes; raise UsageError if job steps cannot see all GPUs of a node."""
-        hosts = self.nodes(os.environ)
-        if not hosts or shutil.which("srun") is None:
+        if not (hosts := self.nodes(os.environ)) or shutil.which("srun") is None:
             raise UsageError(
                 "--launcher slurm: no nodes of a Slurm job here; start it inside sbatch or salloc, "
                 "e.g. 'salloc --nodes=2 --exclusive pytest …', where SLURM_JOB_NODELIST is set and "
@@ -233,8 +232,7 @@ def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
 
 def queued_jobs() -> Mapping[str, QueuedJob] | None:
     """Return this user's jobs by name; None if Slurm's controller does not answer."""
-    answer = answer_of(["squeue", "--noheader", "--me", "--format=%i|%T|%j"])
-    if answer is None:
+    if (answer := answer_of(["squeue", "--noheader", "--me", "--format=%i|%T|%j"])) is None:
         return None
     jobs = (line.strip().split("|", 2) for line in answer.splitlines())
     return {name: QueuedJob(number, state == "PENDING") for number, state, name in jobs}

@@ -54,8 +54,7 @@ class Device:
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._questions = {moment: [*functions] for moment, functions in own.items()}
         for moment, field in MOMENTS.items():
-            queries = [q for q in field.queries if q.call.startswith("amdsmi_") is self.is_amd]
-            if queries:
+            if queries := [q for q in field.queries if q.call.startswith("amdsmi_") is self.is_amd]:
                 self._questions[moment] = [partial(self.number, field, query) for query in queries]
 
     def description(self) -> dict[str, Any]:

@@ -92,8 +92,7 @@ def examine() -> Machine:
     try:
         with open_smi() as smi:
             gpus = tuple(_examined_gpus(smi))
-            version = smi.driver_version()
-            return replace(machine, smi=smi.NAME, driver_version=version, gpus=gpus)
+            return replace(machine, smi=smi.NAME, driver_version=smi.driver_version(), gpus=gpus)
     except DriverAbsentError as error:
         is_broken = isinstance(error, DriverBrokenError)
         return replace(machine, driver_absent=str(error), driver_broken=is_broken)

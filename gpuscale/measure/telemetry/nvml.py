@@ -73,8 +73,7 @@ def _failure(code: int) -> QueryError:
 
 def _named(name: str) -> Any:
     """Return a function or constant of the binding; raise NotSupportedError if missing."""
-    found = getattr(pynvml, name, None)
-    if found is None:
+    if (found := getattr(pynvml, name, None)) is None:
         raise _failure(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     return found
 

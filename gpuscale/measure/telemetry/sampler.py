@@ -98,8 +98,7 @@ class DriverProcess:
         self.is_usable = True
         """False once the driver has hung or failed."""
         # The child must not write signals into the pipe that wakes the keeper.
-        blocked = signal.valid_signals() - {signal.SIGALRM}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGALRM})
         self.number = os.fork()
         if not self.number:
             with suppress(BaseException):

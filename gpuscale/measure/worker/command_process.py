@@ -186,8 +186,7 @@ def _device_variables(devices: Sequence[int]) -> dict[str, str]:
 def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
     """Create and listen to named pipes for each rank that torchrun may start on this node."""
     # torchrun starts this script in place of Python; it redirects a rank's output to the pipes.
-    python = shutil.copyfile(Path(__file__).with_name("rank_python.sh"), folder / "python")
-    python.chmod(0o755)
+    shutil.copyfile(Path(__file__).with_name("rank_python.sh"), folder / "python").chmod(0o755)
     for number in range(ranks):
         for stream in ("out", "err"):
             path = folder / f"{number}.{stream}"

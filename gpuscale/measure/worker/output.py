@@ -149,8 +149,7 @@ def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWor
     killed = [source for source, code in codes.items() if -code in FAULT_SIGNALS]
     root = [*codes][-1:]
     surely = [source for source in root if source in (*own, *killed)]
-    suspects = [*surely, *own, *killed, *root, *raised]
-    if not suspects:
+    if not (suspects := [*surely, *own, *killed, *root, *raised]):
         return None
     source = suspects[0]
     printed, found = [*lines.get(source, ())], raised.get(source)
@@ -257,8 +256,7 @@ class UnreadLines:
             key=lambda kind: (kind.is_training and kind.count > 1, bool(kind.latest), kind.count),
         )
         reads = f"{format_name} does not read" if format_name else "no format known reads"
-        line = shown.latest[:_LONGEST_SHOWN]
-        return f"{reads} a step in lines such as: {line}; {_remedy(shown)}"
+        return f"{reads} a step in lines such as: {shown.latest[:_LONGEST_SHOWN]}; {_remedy(shown)}"
 
 
 def _remedy(kind: _Kind) -> str:

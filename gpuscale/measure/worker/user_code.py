@@ -95,8 +95,7 @@ def traceback_text(error: BaseException) -> str:
     first: TracebackType | None = error.__traceback__
     while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    shown = first or error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, shown))
+    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
 
 
 def _place(error: BaseException) -> str | None:
@@ -118,16 +117,14 @@ def _place(error: BaseException) -> str | None:
     if isinstance(error, TypeError) and wanted is not None:
         _, *parameters = inspect.signature(wanted).parameters
         return f"gpuscale calls {wanted.__name__}({', '.join(parameters)})"
-    file = Path(frame.f_code.co_filename).relative_to(_GPUSCALE.parent)
-    return f"in a call from {file}:{line}"
+    return f"in a call from {Path(frame.f_code.co_filename).relative_to(_GPUSCALE.parent)}:{line}"
 
 
 def _layer(error: BaseException, model: object) -> str:
     """Describe the innermost layer in a traceback: `, layer 2: Linear(in_features=8, …)`, or ''."""
     found = model.named_modules() if isinstance(model, nn.Module) else ()
     layers = {layer: name.removeprefix("module.") for name, layer in found if layer is not model}
-    frames = traceback.walk_tb(error.__traceback__)
-    inside = [frame.f_locals.get("self") for frame, _ in frames]
+    inside = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     entered = [each for each in inside if isinstance(each, nn.Module) and each in layers]
     if not entered:
         return ""

@@ -129,8 +129,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
     if (warmed_up := _after_warmup(stretches, timing)) is None:
         return None
     rest, warmup_steps, warmup_s = warmed_up
-    left = [stretch for stretch in rest if len(stretch) > 1]
-    if not left:
+    if not (left := [stretch for stretch in rest if len(stretch) > 1]):
         return None
     stride = statistics.median_low(
         [later.step - earlier.step for points in left for earlier, later in pairwise(points)]

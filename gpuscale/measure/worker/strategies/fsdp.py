@@ -87,8 +87,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         The gradients are compared with those of a plain backward pass on the gathered parameters.
         Comparing parameters between ranks would prove nothing: all come from the same shards.
         """
-        off_by = self._gradient_error(training)
-        if off_by > _TOLERANCE:
+        if (off_by := self._gradient_error(training)) > _TOLERANCE:
             raise InvalidTrainingError(
                 f"the gradients of fsdp are off by {off_by:.0%} from the mean over the ranks of "
                 "plain backward passes, so the speedup is meaningless"

@@ -120,10 +120,9 @@ def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> 
     counts = []
     for group in groups:
         block = nn.Sequential(*group)
-        tensors = (*block.named_parameters(), *block.named_buffers())
         meta = {
             name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
-            for name, tensor in tensors
+            for name, tensor in (*block.named_parameters(), *block.named_buffers())
         }
         with FlopCounterMode(display=False) as counter:
             output = functional_call(block, meta, (values,))
