@@ -172,8 +172,7 @@ def difference(value: float, terms: Iterable[Term | None]) -> Difference:
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
     """Return a difference that keeps one variance term per level; unknown if any is None."""
-    known = _all_known(levels)
-    if known is None:
+    if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
     return Difference(value=value, parts=varying or known[:1])

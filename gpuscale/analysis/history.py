@@ -273,12 +273,11 @@ def _lost_level(
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
             break
         first -= 1
-    levels = levels_beside(values, found, first, len(found) - 1)
     return LostLevel(
         kind=changes[last].kind if first == last else "drift",
         since=changes[first].onset,
         onset=changes[last].onset,
         is_new=found[last].seen == len(values) - 1,
         before=changes[first].before,
-        throughput=throughput_change(*levels),
+        throughput=throughput_change(*levels_beside(values, found, first, len(found) - 1)),
     )

@@ -45,16 +45,14 @@ def nights_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> tuple[Ni
         for run in result.runs
         if run.is_valid and choice.includes(run.key)
     )
-    nights = itertools.starmap(_night, made.items())
-    return tuple(sorted(nights, key=lambda night: night.began_at))
+    return tuple(sorted(itertools.starmap(_night, made.items()), key=lambda night: night.began_at))
 
 
 def _night(allocation: str, made: Sequence[tuple[Run, Results]]) -> Night:
     logs = by_key((PointKey.of(run), run.log_cost) for run, _ in made)
     nodes = dict.fromkeys(logs, frozenset[str]())
     for run, result in made:
-        named = run.ranks or run.nodes or result.environment.nodes
-        hosts = frozenset(each.host for each in named)
+        hosts = frozenset(each.host for each in run.ranks or run.nodes or result.environment.nodes)
         nodes[PointKey.of(run)] |= hosts or frozenset(filter(None, [result.environment.host]))
     return Night(
         allocation=allocation,

@@ -186,8 +186,7 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
     """Find a step by a t test between two successive groups of nights up to `tonight`."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
-    splits = [*_splits(level, _FEWEST_LASTING, _SMALLEST_STEP, _LASTING_CONFIDENCE)]
-    if not splits:
+    if not (splits := [*_splits(level, _FEWEST_LASTING, _SMALLEST_STEP, _LASTING_CONFIDENCE)]):
         return None
     _, split, _ = min(splits)
     before, after = statistics.median(level[:split]), statistics.median(level[split:])

@@ -96,8 +96,7 @@ def steadiness(step_times_s: Sequence[float]) -> str | None:
     if "level" in clear:
         # Two successive levels also fit as two levels in any order, which absorb outliers better.
         clear.pop("two levels", None)
-    doubtful = [shape for shape in clear.values() if not shape.leaves_median(logs)]
-    if not doubtful:
+    if not (doubtful := [shape for shape in clear.values() if not shape.leaves_median(logs)]):
         return None
     return _described(min(doubtful, key=lambda shape: shape.left_over), count)
 

@@ -50,8 +50,7 @@ _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
     """Raise a UsageError with an install command if packages that `user` needs are missing."""
-    missing = [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]
-    if missing:
+    if missing := [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]:
         problem = f"{user} needs {', '.join(missing)}, not installed here"
         raise UsageError(f"{problem}; install with: pip install {' '.join(missing)}")
 

@@ -93,8 +93,7 @@ def cpu_numa_nodes(cpus: Collection[int], root: Path = Path("/")) -> tuple[int, 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
     """Return the number of the NUMA node of a GPU; None if unknown or if there is only one node."""
     # NVML writes the PCI domain with more digits than the kernel does.
-    folder = root / "sys/bus/pci/devices" / pci_address[-12:].lower()
-    numa_node = text_of(folder / "numa_node")
+    numa_node = text_of(root / "sys/bus/pci/devices" / pci_address[-12:].lower() / "numa_node")
     return int(numa_node) if numa_node.isdecimal() else None
 
 

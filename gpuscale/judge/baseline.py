@@ -56,8 +56,7 @@ def baseline_from_results(
 
     Raise UsageError if a chosen entry has fewer than `minimum_runs` valid runs or hardware differs.
     """
-    valid = entries_of(_valid_runs(results))
-    if not valid:
+    if not (valid := entries_of(_valid_runs(results))):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])
     measured = entries_of(run for result in results for run in result.runs)
@@ -159,10 +158,9 @@ def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Resu
     known = (baseline.gpuscale_version or "").split(", ")
     versions = dict.fromkeys([*known, *(result.gpuscale_version for result in results)])
     moments = filter(None, [baseline.recorded_at, *(result.created_at for result in results)])
-    probes = tuple(probe for result in results for probe in result.probes)
     return replace(
         baseline,
-        probes=probes or baseline.probes,
+        probes=tuple(probe for result in results for probe in result.probes) or baseline.probes,
         runs=runs,
         environments={name: where for name, where in found.items() if name in used},
         gpuscale_version=", ".join(filter(None, versions)),
@@ -177,8 +175,7 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
             f"left out: {left_out}; no baseline has such a night before 'gpuscale leave-out --undo "
             "NIGHT' takes it back"
         )
-    injections = dict.fromkeys(text for result in results for text in result.injections)
-    if injections:
+    if injections := dict.fromkeys(text for result in results for text in result.injections):
         raise UsageError(
             f"the results have faults made on purpose ({', '.join(injections)}); a baseline needs "
             "real ones, measured without --inject"

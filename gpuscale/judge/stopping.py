@@ -205,8 +205,7 @@ class _Session:
         )
         part = msgspec.structs.replace(self._results, runs=runs)
         sides = replace(self._sides, after=side_of_results([part]))
-        rates = self._plan.rates(sides.baseline.tolerances.significance)
-        return assess(sides, self._choice, rates)
+        return assess(sides, self._choice, self._plan.rates(sides.baseline.tolerances.significance))
 
     def _measures(self, gpus: int) -> bool:
         return self._choice.gpus is None or gpus in self._choice.gpus

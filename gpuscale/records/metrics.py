@@ -98,10 +98,8 @@ def validate_measured(measured: Mapping[str, float], own: OpenMetric | None) -> 
             if not 0 < value <= _LARGEST:
                 raise FieldError("", f"{name} is expected above 0, found {value:.12g}")
             continue
-        metric = METRICS_BY_NAME.get(name)
-        if metric is None:
-            known = ", ".join(METRICS_BY_NAME)
-            raise FieldError("", f"unknown metric '{name}'; known are {known}")
+        if (metric := METRICS_BY_NAME.get(name)) is None:
+            raise FieldError("", f"unknown metric '{name}'; known are {', '.join(METRICS_BY_NAME)}")
         low, high = metric.bounds
         if not low <= value <= high:
             expected = f"between {low:.12g} and {high:.12g}"

@@ -133,8 +133,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
     # Clocks also fall while a device waits, as a consequence rather than a cause of the loss.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
     for kind in dict.fromkeys(symptom.kind for symptom in faults):
-        found = [s for s in faults if s.kind is kind and s not in named_already]
-        if found:
+        if found := [s for s in faults if s.kind is kind and s not in named_already]:
             yield Cause(
                 kind=kind,
                 code="device_fault",

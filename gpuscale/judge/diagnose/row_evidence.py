@@ -207,8 +207,7 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
 def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:
     """Return the cause with the probes' changes as evidence; unchanged if none can be compared."""
     names = probes_for(cause.code)
-    wanted = [probe for probe in after if probe.name in names]
-    changes = [*probe_changes(before, wanted)]
+    changes = [*probe_changes(before, [probe for probe in after if probe.name in names])]
     if not changes:
         return cause
     slower = sorted((each for each in changes if each.is_slower), key=lambda c: c.change.value)

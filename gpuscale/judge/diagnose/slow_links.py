@@ -96,8 +96,7 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         typical_s = statistics.median(usual_s) if usual_s else math.inf
         devices = _compute_s(probe)
         for device, time_s in devices:
-            slower = time_s / typical_s
-            if slower > SLOW_COMPUTATION:
+            if (slower := time_s / typical_s) > SLOW_COMPUTATION:
                 where = f" on {device}" if len(devices) > 1 else ""
                 text = (
                     f"{probe.host} takes {slower:.3g}× as long to compute{where} as the other "
@@ -221,8 +220,7 @@ def _slow_direction(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
     # Seconds per byte, for the largest message and the slowest GPU.
     times = [max((p.message_bytes or 0, 1 / max(p.rates)) for p in each)[1] for each in sends]
     for sender, receiver in ((0, 1), (1, 0)):
-        slower = times[sender] / times[receiver]
-        if slower > SLOW_LINK:
+        if (slower := times[sender] / times[receiver]) > SLOW_LINK:
             one, other = nodes[sender].host, nodes[receiver].host
             text = (
                 f"{one} → {other} takes {slower:.3g}× as long as {other} → {one}: {one}'s "

@@ -84,14 +84,13 @@ def changes_of(
         before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
         runs = Moderated(sample=grouped_log_sample((olds, news)), prior=prior)
         of_means = (runs.own_part + runs.prior_part) * (1 / len(olds) + 1 / len(news))
-        of_allocations = (allocation_deviation * before_s) ** 2
         found[part] = PartChange(
             part=part,
             before_s=before_s,
             after_s=after_s,
             lost_s=after_s - before_s,
             noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
-            * math.sqrt(of_means + of_allocations),
+            * math.sqrt(of_means + (allocation_deviation * before_s) ** 2),
         )
     changes = _without_turns(_without_hidden_communication(found), before, after)
     lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)

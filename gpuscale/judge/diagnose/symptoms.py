@@ -113,8 +113,7 @@ def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
     """Return the clock symptoms of `uuids` if they explain the slowdown lost_s / of_s; else ()."""
-    clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
-    if not clocks:
+    if not (clocks := [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]):
         return ()
     drops = dict.fromkeys(uuids, 0.0)
     for symptom in clocks:
