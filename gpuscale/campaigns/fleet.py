@@ -141,8 +141,7 @@ class Sweep:
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
         """Submit jobs up to the limit; return False if no job is open and none can be started."""
         while len(self._open()) < self._most_queued:
-            following = next(self._next(known), None)
-            if following is None:
+            if (following := next(self._next(known), None)) is None:
                 break
             if not self._start(*following):
                 return True

@@ -78,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.add:
         known = results_of(baseline)
         results = each_run_once([*known, *results])[len(known) :]
-    proposed = proposals(baseline, results, add=arguments.add)
-    if not proposed:
+    if not (proposed := proposals(baseline, results, add=arguments.add)):
         say("nothing would change")
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, proposed, results)
@@ -267,8 +266,7 @@ def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) 
 
 
 def validate_strength(losses: Iterable[SmallestLoss], remedy: str) -> None:
-    large = [f"{each}" for each in losses if each.loss > TOO_WEAK]
-    if large:
+    if large := [f"{each}" for each in losses if each.loss > TOO_WEAK]:
         problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
         text = f"nothing was written: {remedy}; {problem}:"
         # The prefix `gpuscale: ` stands before it.

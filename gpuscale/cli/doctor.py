@@ -55,8 +55,7 @@ def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
         gpu_numa_nodes=tuple(gpu.numa_node for gpu in machine.gpus),
         cpu_numa_nodes=machine.cpu_numa_nodes,
     )
-    faults = find_port_faults([here])
-    problems = (*find_problems(machine), *(fault.text for fault in faults))
+    problems = (*find_problems(machine), *(fault.text for fault in find_port_faults([here])))
     document = document_text("gpuscale-doctor", **msgspec.to_builtins(machine), problems=problems)
     return doctor_text(machine, problems), document, bool(problems)
 

@@ -152,8 +152,7 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
 
 def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
     profile = request.profile
-    nodes = cluster_nodes(profile.job.partition)
-    if nodes is None:
+    if (nodes := cluster_nodes(profile.job.partition)) is None:
         raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
     wanted = expanded(arguments.nodes)
     swept = [node for node in nodes if node.name in wanted or arguments.nodes == "all"]

@@ -46,13 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         if before is not None:
             raise UsageError("--figure history: nights need no --baseline; leave it out")
         nights = inputs.read_nights(paths or [inputs.default_folder()])
-        choice = inputs.choice_of(arguments, nights)
-        measurements = Measurements(history=history_of(nights, choice))
+        measurements = Measurements(history=history_of(nights, inputs.choice_of(arguments, nights)))
     else:
         paths = paths or [inputs.newest_input()]
         measurements = _measurements(paths, before, arguments)
-    picture = FIGURES[arguments.figure](measurements)
-    if picture is None:
+    if (picture := FIGURES[arguments.figure](measurements)) is None:
         if not any(run.is_valid for run in measurements.runs) and measurements.runs:
             raise FileError(paths[0], "no run gave a number; 'gpuscale show' says why")
         problem = "the input has no data for this figure"

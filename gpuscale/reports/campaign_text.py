@@ -119,8 +119,7 @@ def evidence_of(
         except GpuscaleError:
             continue
         causes = [cause for entry in compared.entries for cause in entry.causes]
-        facts = [fact for cause in causes for fact in (headline(cause), *evidence(cause))]
-        if facts:
+        if facts := [fact for cause in causes for fact in (headline(cause), *evidence(cause))]:
             found[node.node] = "; ".join(dict.fromkeys(facts[:2]))
     return found
 
@@ -235,8 +234,7 @@ def bisection_text(
     else:
         joint = " or " if is_ordered else " with "
         units = ([changes[at] for at in unit] for unit in found.culprits)
-        named = "; ".join(listed(unit, 4, joint) for unit in units)
-        heading = f"{found.finding.name}  {named}"
+        heading = f"{found.finding.name}  {'; '.join(listed(unit, 4, joint) for unit in units)}"
     why = remedy if found.reason is None else "; ".join(filter(None, (_WHY[found.reason], rest)))
     ends = zip(_IN_ORDER if is_ordered else _APART, (found.alone, found.taken_back), strict=True)
     proofs = [f"       {end:<31} {found_change_text(seen)}" for end, seen in ends if seen]

@@ -121,8 +121,7 @@ def port_text(symptom: PortSymptom) -> str:
         return _PORT_FACTS[symptom.fact].format(symptom.usual or "unknown", symptom.now)
     least = "at least " if symptom.is_floor else ""
     before = f"{symptom.usual:,} before" if symptom.usual else "none before"
-    words = PORT_COUNTERS_BY_NAME[symptom.fact].words
-    return f"{least}+{symptom.now:,} {words} a run, {before}"
+    return f"{least}+{symptom.now:,} {PORT_COUNTERS_BY_NAME[symptom.fact].words} a run, {before}"
 
 
 def symptom_text(symptom: DeviceSymptom) -> str:

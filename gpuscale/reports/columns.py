@@ -128,8 +128,7 @@ def odd_run_text(runs: Iterable[Run]) -> str:
     start if another run had other hosts.
     """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
-    place = odd_run([run.log_cost for run in by_cost])
-    if place is None:
+    if (place := odd_run([run.log_cost for run in by_cost])) is None:
         return ""
     odd = by_cost.pop(place)
     shown = (odd, by_cost[0], by_cost[-1])
@@ -148,8 +147,7 @@ def text_table(
     rows: Sequence[Mapping[str, Cell]], columns: int | None = None, first: Sequence[str] = ()
 ) -> str:
     """Return rows of cells as a text table; `columns` and `first` are passed to `screen.table`."""
-    texts = [[cell.line for cell in row.values()] for row in rows]
-    return table([*rows[0]], texts, columns, first)
+    return table([*rows[0]], [[cell.line for cell in row.values()] for row in rows], columns, first)
 
 
 def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: object) -> str:

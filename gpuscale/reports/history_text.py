@@ -56,8 +56,7 @@ def notes(history: History) -> Iterator[str]:
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
     if unclear := [of_rows[row.point] for row in rows if row.is_unclear]:
-        shown = listed(unclear, _MOST_NAMED)
-        yield f"too few nights to tell whether the level changed: {shown}"
+        yield f"too few nights to tell whether the level changed: {listed(unclear, _MOST_NAMED)}"
     elif not history.events:
         yield _no_change_text(history)
     yield from _recent_change(history)

@@ -161,8 +161,7 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
 
     If no run has a start time, return the ISO timestamp `otherwise`, shortened to minutes.
     """
-    starts_s = sorted(run.started_at_s for run in runs if run.started_at_s is not None)
-    if not starts_s:
+    if not (starts_s := sorted(run.started_at_s for run in runs if run.started_at_s is not None)):
         return to_minutes(otherwise)
     return span_text(*(datetime.fromtimestamp(at_s, UTC) for at_s in (starts_s[0], starts_s[-1])))
 

@@ -146,8 +146,7 @@ class BisectionSide:
 def uv_program() -> str:
     """Return the path of uv; raise a UsageError if it is missing."""
     beside = os.fspath(Path(sys.executable).parent)
-    found = shutil.which("uv") or shutil.which("uv", path=beside)
-    if found is None:
+    if (found := shutil.which("uv") or shutil.which("uv", path=beside)) is None:
         problem = "uv, which makes the environments of trials, is not installed"
         raise UsageError(f"{problem}; install it with: pip install uv")
     return found
@@ -242,8 +241,7 @@ def _pins(path: Path, lines: Iterable[str]) -> dict[str, str]:
         text = _OPTION.sub("", line).strip()
         if not text or text.startswith(("#", "--")):
             continue
-        pin = _PIN.fullmatch(text)
-        if pin is None:
+        if (pin := _PIN.fullmatch(text)) is None:
             problem = f"'{visible(text)}' pins no version; write NAME==VERSION, as pip freeze does"
             raise FileError(path, problem, line=number)
         found[normalised(pin[1])] = text

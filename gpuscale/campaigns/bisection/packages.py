@@ -57,8 +57,7 @@ class Packages(Kind):
         self.not_tried = [*dict.fromkeys(left)]
         names = sorted({*good.pins, *bad.pins})
         self._all = {name: (good.pins.get(name), bad.pins.get(name)) for name in names}
-        pairs = self._all.items()
-        self.take(_change(name, *pair) for name, pair in pairs if pair[0] != pair[1])
+        self.take(_change(name, *pair) for name, pair in self._all.items() if pair[0] != pair[1])
 
     def prepare(self, folder: Path) -> None:
         """Make the good and the bad environment, and find packages that must change together."""

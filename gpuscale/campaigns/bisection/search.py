@@ -61,8 +61,7 @@ class Search:
         """Find the culprits and confirm them; return None if GOOD or BAD cannot be measured."""
         good, bad = frozenset[int](), frozenset(range(len(self.groups)))
         try:
-            ends = self._compare((good, bad), _AT_FIRST)
-            if ends is None:
+            if (ends := self._compare((good, bad), _AT_FIRST)) is None:
                 return None
             self._loss = loss = ends[0].difference
             if ends[0].answer is TrialAnswer.SLOWER:
@@ -79,8 +78,7 @@ class Search:
     def _searched(self, bad: Applied, loss: float) -> Bisection:
         changes = tuple(sorted(bad))
         self._suspects = [changes]
-        found = self._halved(frozenset(), changes, loss)
-        if not found:
+        if not (found := self._halved(frozenset(), changes, loss)):
             return self._result(BisectionFinding.UNDECIDED, reason="noise")
         if self.is_ordered:
             return self._proved_in_order(found, bad, loss)
@@ -107,8 +105,7 @@ class Search:
         sides = [frozenset(range(edge)) for edge in edges]
         limits = self._limits(loss * _EXPLAINED)
         self._suspects = [*units.values()]
-        steps = self._compare(sides, limits, _PATIENCE)
-        if steps is None:
+        if (steps := self._compare(sides, limits, _PATIENCE)) is None:
             return self._result(BisectionFinding.SUSPECTED, reason="cannot be tried")
         spans = dict(zip(itertools.pairwise(edges), steps, strict=True))
         slower = {at for at in units if spans[at].answer is TrialAnswer.SLOWER}
@@ -131,8 +128,7 @@ class Search:
             middle, top = base.union(changes[:at]), base.union(changes)
             if middle in self.turns.broken:
                 continue
-            steps = self._compare((base, middle, top), limits)
-            if steps is None:
+            if (steps := self._compare((base, middle, top), limits)) is None:
                 continue
             parts = ((base, changes[:at]), (middle, changes[at:]))
             followed = [
@@ -195,8 +191,7 @@ class Search:
         return any(steps is not None and steps[0].answer is TrialAnswer.SLOWER for steps in tried)
 
     def _limits(self, like: float) -> TrialLimits:
-        loss = 0.0 if self._loss is None else self._loss.value
-        slower = loss * _SLOWER
+        slower = _SLOWER * (0.0 if self._loss is None else self._loss.value)
         return TrialLimits(slower=slower, like=max(like, 1.5 * slower))
 
     def _compare(

@@ -201,8 +201,7 @@ class AlternatingTrials:
         rates = replace(self.plan, most_runs=most).rates()
         for count in range(1, most + 1):
             # Every other round is backwards, to cancel drift.
-            made = self._round(sides, backwards=count % 2 == 0)
-            if made is None:
+            if (made := self._round(sides, backwards=count % 2 == 0)) is None:
                 return None
             rounds.append(made)
             if count < self.plan.fewest_runs:

@@ -182,8 +182,7 @@ def read_items(path: Path) -> Items:
 
 def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
     """Write to the fault file why the pytest session cannot start, if the machine is at fault."""
-    path = environment.get(FAULT_FILE)
-    if path is not None and isinstance(error, MachineError):
+    if (path := environment.get(FAULT_FILE)) is not None and isinstance(error, MachineError):
         with suppress(OSError):
             Path(path).write_text(f"nothing could be started: {error}")
 

@@ -128,8 +128,7 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 def budget(subject: Subject) -> Section | None:
     """Return the section on the efficiency budget; None if no row has one."""
-    found = [each for each in efficiency_budgets(subject.runs) if each.parts]
-    if not found:
+    if not (found := [each for each in efficiency_budgets(subject.runs) if each.parts]):
         return None
     findings = [f"{row}: {text}" for row, text in budget_findings(subject.runs)]
     notes = [*budget_legend(found), *phrases.few(findings, _MOST_FINDINGS, "finding")]
@@ -139,8 +138,7 @@ def budget(subject: Subject) -> Section | None:
 
 def phases(subject: Subject) -> Section | None:
     """Return the section on the phases of a step in each row; None if none were recorded."""
-    steps = typical_steps(subject.runs)
-    if not steps:
+    if not (steps := typical_steps(subject.runs)):
         return None
     table = Table(
         caption="The time of each phase, and in small type its share of the step",

@@ -204,8 +204,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     if note := unchecked_training_note(p.configuration for p in points if p.gpus > 1):
         yield statement_text(note)
     for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
-        demands = STRATEGIES.get(strategy)
-        if demands is not None and demands.below_table:
+        if (demands := STRATEGIES.get(strategy)) is not None and demands.below_table:
             yield f"{strategy}: {demands.below_table}"
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):

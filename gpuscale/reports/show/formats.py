@@ -110,8 +110,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     if baseline.recorded_at is not None:
         version = baseline.gpuscale_version
         tool = f", with gpuscale {version}" if version else ""
-        when = phrases.times_text(baseline.runs, baseline.recorded_at)
-        yield f"measured  {when} UTC{tool}"
+        yield f"measured  {phrases.times_text(baseline.runs, baseline.recorded_at)} UTC{tool}"
     if baseline.recorded_by is not None:
         yield f"recorded  by {baseline.recorded_by}"
     places = (
@@ -244,8 +243,7 @@ def latex(shown: Shown) -> str:
     from tabulate import LATEX_ESCAPE_RULES, tabulate
 
     headers = _LATEX_HEADERS[: None if shown.steps else -1]
-    cells = cells_under(headers, shown.points, steps=shown.steps)
-    if not cells:
+    if not (cells := cells_under(headers, shown.points, steps=shown.steps)):
         raise FileError(shown.path, "no run was recorded, so there is no table")
     # A printed page is narrow: the caption has what all rows share, and intervals have own lines.
     shared = [name for name in [*cells[0]][:4] if len({row[name].text for row in cells}) == 1]

@@ -133,8 +133,7 @@ def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedVal
 
 def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
     """Return the metric of an imported value; its name must be a key of `more_is_better`."""
-    more = more_is_better[value.metric]
-    metric = metric_from_name(value.metric, value.unit, more_is_better=more)
+    metric = metric_from_name(value.metric, value.unit, more_is_better=more_is_better[value.metric])
     assert metric is not None
     return metric
 
@@ -154,8 +153,7 @@ def published(
         value=value.published.value,
         metric=metric,
     )
-    margin = value.published.tolerance(metric)
-    if margin is None:
+    if (margin := value.published.tolerance(metric)) is None:
         return figure, None
     case, strategy, gpus = figure.key
     margin = min(max(0.0, margin), 0.99)

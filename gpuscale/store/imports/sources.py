@@ -93,8 +93,7 @@ def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
     )
     if not values:
         raise DecodeError("", "has no line with a bandwidth as nccl-tests and rccl-tests print it")
-    began_s = path.stat().st_mtime
-    yield Session(key=path.stem, began_s=began_s, host=hosts.get(0), values=values)
+    yield Session(key=path.stem, began_s=path.stat().st_mtime, host=hosts.get(0), values=values)
 
 
 def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:

@@ -213,8 +213,7 @@ def _columns_of(
 def _column_asked_for(header: str, meaning: str | None) -> TableColumn:
     if meaning in ("name", "skip"):
         return TableColumn(header, meaning)
-    column = parse_header(meaning or header)
-    if column is not None:
+    if (column := parse_header(meaning or header)) is not None:
         return column._replace(header=header)
     if meaning is not None:
         problem = f"--column: '{meaning}' is neither name, nor skip, nor a known header"
