@@ -90,7 +90,7 @@ def test_what_lasts_of_a_speedups_spread_is_told_by_the_speedup() -> None:
     assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
     assert row.further_runs is None
     remedy = known(row.reason.facts["remedy"])
-    assert remedy.code == "nights_differ"
+    assert remedy.code == "nights_assumed"
     assert remedy.facts["deviation"] == pytest.approx(0.062, abs=1e-3)
 
 

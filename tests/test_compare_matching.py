@@ -91,9 +91,9 @@ def _begun(job_id: str, *moments_s: float | None) -> Results:
 def test_a_side_says_where_and_when_its_valid_runs_were_made() -> None:
     origin = compare(BASELINE, [_begun("b", 2e9 + 9, 2e9), _begun("a", None, 1e9)]).after
     assert (origin.jobs, origin.hosts, origin.torch) == (("a", "b"), ("node1",), ("2.11",))
-    # Of each job the first run, in the zone of the file.
+    # The first and the last run of both jobs, in the zone of the file.
     told = (origin.began_at, origin.last_at, origin.fewest_runs, origin.most_runs)
-    assert told == ("2001-09-09T01:46:40+00:00", "2033-05-18T03:33:20+00:00", 4, 4)
+    assert told == ("2001-09-09T01:46:40+00:00", "2033-05-18T03:33:29+00:00", 4, 4)
     undated = _begun("a", None)
     origin = compare(BASELINE, [undated]).after
     assert origin.began_at == origin.last_at == undated.created_at

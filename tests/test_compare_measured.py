@@ -21,7 +21,7 @@ from changing import replace
 from statements import codes_in, facts_of, known
 
 from gpuscale.judge.compare import compare
-from gpuscale.records import Baseline, Finding, Results, Run, Statement, Tolerances, Verdict
+from gpuscale.records import Finding, Run, Statement, Tolerances, Verdict
 
 THEN, NOW = QUIET_THEN, QUIET_NOW[:3]
 
@@ -89,8 +89,8 @@ WILD = [0.06, 0.11, 0.19]
 def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_why() -> None:
     of_runs = math.expm1(statistics.stdev(map(math.log, WILD)))
     for then, now, deviation, why in (
-        (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
-        ([0.1] * 6, [0.103] * 3, 0.1, "nights_differ"),
+        (QUIET, [0.103 * f for f in NOW], 0.1, "nights_assumed"),
+        ([0.1] * 6, [0.103] * 3, 0.1, "nights_assumed"),
         (QUIET, WILD, 0.01, "runs_differ"),
         (WILD, [0.1 * f for f in NOW], 0.01, "both_sides_differ"),
     ):
@@ -100,7 +100,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
         assert (row.verdict, row.further_runs) == (Verdict.INCONCLUSIVE, None)
         remedy = known(row.reason.facts["remedy"])
         of_nights = pytest.approx(math.expm1(deviation), rel=0.02)
-        told = of_nights if why == "nights_differ" else pytest.approx(of_runs)
+        told = of_nights if why == "nights_assumed" else pytest.approx(of_runs)
         assert remedy.code == why
         assert remedy.facts["deviation"] == told
 
@@ -137,6 +137,42 @@ def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() ->
     assert "unlikely_change" not in {note.code for note in twice.notes}
 
 
+def test_a_loss_as_large_as_it_seems_is_mostly_shown_by_the_runs_that_are_named() -> None:
+    # Of 240 rows whose runs deviate by 3 to 8%, 183 were regressed.
+    draw = random.Random(6)
+    verdicts: list[Verdict] = []
+
+    def drawn(runs: int, loss: float) -> list[float]:
+        return [0.1 * math.exp(draw.gauss(loss, 0.05)) for _ in range(runs)]
+
+    while len(verdicts) < 40:
+        row = row_on(1, compare(baseline({1: drawn(6, 0)}), [measured({1: drawn(6, 0.06)})]))
+        remedy = row.reason.facts.get("remedy")
+        if remedy is not None and remedy.code == "loss_takes_both_sides":
+            runs, seen = remedy.facts["of_both"], -math.log1p(known(row.change).value)
+            again = compare(baseline({1: drawn(runs, 0)}), [measured({1: drawn(runs, seen)})])
+            verdicts.append(row_on(1, again).verdict)
+    assert 0.55 <= verdicts.count(Verdict.REGRESSED) / len(verdicts) <= 0.95
+
+
+def test_runs_that_may_settle_a_row_as_likely_as_not_are_named_with_their_probability() -> None:
+    draw = random.Random(7)
+    foretold: list[float] = []
+    settled: list[bool] = []
+    while len(foretold) < 40:
+        then = [0.1 * math.exp(draw.gauss(0, 0.03)) for _ in range(12)]
+        now = [0.1 * math.exp(draw.gauss(0.03, 0.03)) for _ in range(60)]
+        row = row_on(1, compare(baseline({1: then}), [measured({1: now[:8]})]))
+        remedy = row.reason.facts.get("remedy")
+        if remedy is not None and remedy.code == "perhaps_settled":
+            assert row.further_runs is None
+            again = compare(baseline({1: then}), [measured({1: now[: remedy.facts["perhaps"]]})])
+            foretold.append(remedy.facts["chance"])
+            settled.append(row_on(1, again).verdict is not Verdict.INCONCLUSIVE)
+    assert all(0.5 <= chance < 0.8 for chance in foretold)
+    assert statistics.fmean(settled) == pytest.approx(statistics.fmean(foretold), abs=0.25)
+
+
 def test_a_mean_that_few_noisy_runs_put_far_off_asks_for_more_of_them() -> None:
     row = row_on(1, compare(baseline({1: QUIET * 2}), [measured({1: [0.0943, 0.104, 0.1147]})]))
     asked = Statement.of("unknown_further_runs", too_few=3, in_all=12)
@@ -156,21 +192,6 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
 
 
 NIGHTS = ("a", "b", "c", "d", "e", "f")
-
-
-def test_an_assumed_deviation_is_noted_only_for_open_rows_and_beside_no_gain() -> None:
-    def noted(then: Baseline, now: Results) -> set[str]:
-        codes = {note.code for note in compare(then, [now]).notes}
-        return codes & {"few_allocations", "few_sessions"}
-
-    uneven, wild = [0.1, 0.106, 0.103], [0.1, 0.13, 0.11]
-    assert noted(baseline({1: uneven}), measured({1: uneven})) == {"few_allocations"}
-    # An assumed 1% hardly widens an interval of −30 to +40%.
-    assert noted(baseline({1: wild}), measured({1: wild})) == set()
-    assert noted(baseline({1: uneven * 2}, allocations=NIGHTS), measured({1: uneven})) == set()
-    assert noted(quiet_then(n1=0.1), quiet_now(n1=0.1)) == set()
-    assert noted(baseline({1: [0.1]}), measured({1: [0.1]})) == set()
-    assert noted(quiet_then(n1=0.1), quiet_now(n1=0.05)) == {"few_sessions"}
 
 
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
@@ -294,8 +315,6 @@ def test_sides_whose_runs_are_not_of_one_length_are_named(
     notes = compare(then, [now]).notes
     told = Statement.of("lengths_differ", before_s=20.0, after_s=8.0)
     assert (told in notes) == is_told
-    # A slowed rank needs time to measure how long it has to wait.
-    assert told not in compare(then, [replace(now, injections=("slow-rank=0:1.2",))]).notes
 
 
 def test_an_open_row_shows_the_quantity_whose_interval_lies_below_zero() -> None:

@@ -189,6 +189,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "uncertain_loss": Scenario(
         now(fault=Fault(computing=1.05), deviation=0.03, runs=2), baseline=then(deviation=0.03)
     ),
+    "six_uncertain_runs": on_both_sides(Fault(computing=1.05), deviation=0.03, runs=6),
+    "eight_uncertain_runs": on_both_sides(Fault(computing=1.05), deviation=0.03, runs=8),
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
     "on_cpu": on_both_sides(Fault(computing=1.1), **CPU_RANKS),

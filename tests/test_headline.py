@@ -289,7 +289,12 @@ def test_a_lagging_rank_heads_an_open_row_if_it_is_slower(change: float, is_name
     doubt = replace(entry(Verdict.INCONCLUSIVE), change=uncertain, causes=(lagging,))
     said = headline(comparison(doubt))
     assert ("rank 2 slow" in said.get("cause", "")) is is_named
+    assert ("if anything was lost" in said.get("cause", "")) is is_named
     assert ("gpuscale doctor" in said.get("next", "")) is is_named
+    # Where a fault was made on purpose, nobody need look for it.
+    assert (
+        "gpuscale doctor" not in dict(view(comparison(doubt), "slow-rank=2:1.2").headline)["next"]
+    )
 
 
 def test_a_field_has_words() -> None:
@@ -334,6 +339,37 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
         assert f": pytest … --runs {in_all} --resume night.jsonl" in step
         assert ("; then add these runs if" in step) is (rows == (both,))
         assert ("alone" in step) is (len(rows) == 2)
+
+
+def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_worst() -> None:
+    toss = noisy("perhaps_settled", needed=10, perhaps=12, chance=0.5)
+    toss = replace(toss, further_runs=None)
+    uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
+    lower = Estimate(value=-0.2, low=-0.5, high=0.05)
+    assert headline(comparison(toss))["next"].startswith("make about 10 more runs: pytest")
+    step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
+    assert step.startswith("make about 38 more runs: pytest")
+    assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
+
+
+def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> None:
+    judged = comparison(noisy("further_runs", needed=3))
+    judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
+    step = headline(judged)["next"]
+    assert step == (
+        "make about 3 more runs: pytest … --runs 3 (other options as before), and give that file "
+        "too"
+    )
+
+
+def test_a_side_that_has_the_runs_that_both_need_is_asked_for_none() -> None:
+    judged = replace(comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=2)))
+    before = replace(judged.before, files=("then.jsonl",), fewest_runs=1)
+    judged = replace(judged, before=before, baseline_kind="results")
+    assert headline(judged)["next"] == (
+        "make more runs of the earlier side, on the machine as it was: pytest … --runs 2 --resume "
+        "then.jsonl"
+    )
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:

@@ -300,15 +300,24 @@ def test_what_puts_most_on_the_variance_is_named_with_its_deviation() -> None:
     assert spread(side(sample(slim)), side(sample(wide))) == ("runs_differ", 2)
     assert spread(side(sample(wide)), side(sample(slim))) == ("baseline_runs_differ", 2)
     # a² (1 + 1) = 0.02 is more than r²/2 = 0.01; the deviation is that of one allocation.
-    assert spread(side(sample({"a": (1.0, 1.2)})), side(sample(slim))) == ("nights_differ", 0.1**2)
+    assert spread(side(sample({"a": (1.0, 1.2)})), side(sample(slim))) == ("nights_assumed", 0.1**2)
+
+
+def test_a_few_runs_that_agree_by_chance_are_named_before_an_assumed_deviation() -> None:
+    few, wide = {"a": (2.0, 2.001, 1.999)}, {"c": (1.94, 2.06, 1.94, 2.06, 1.94, 2.06)}
+    before, now = side(sample(few, told(0.004))), side(sample(wide, told(0.004)))
+    gain = gain_of(before, now.with_further_runs(50), deviation=0.02)
+    assert largest_spread(before, now, gain, further_runs=50).code != "nights_assumed"
+    gain = gain_of(before, now.with_further_runs(50), deviation=0.05)
+    assert largest_spread(before, now, gain, further_runs=50).code == "nights_assumed"
 
 
 def test_other_rows_are_named_where_they_put_most_on_it_and_are_four_times_as_noisy() -> None:
     calm, now = {"a": (1.0, 1.02), "b": (2.0, 2.02)}, {"c": (1.99, 2.01)}
     # 3/5 of the prior over 4 runs, 3/4 over 2, and 0.1² (1/2 + 1) between nights.
-    for prior, said in ((0.02, ("nights_differ", 0.01)), (0.05, ("other_rows_differ", 0.05))):
+    for prior, said in ((0.02, ("nights_assumed", 0.01)), (0.05, ("other_rows_differ", 0.05))):
         assert spread(side(sample(calm, told(prior))), side(sample(now, told(prior)))) == said
-    for apart, code in ((0.149, "other_rows_differ"), (0.167, "nights_differ")):
+    for apart, code in ((0.149, "other_rows_differ"), (0.167, "runs_differ")):
         two = side(sample({"a": (1.0, 1.0 + apart)}, told(0.05)))
         assert spread(two, two)[0] == code
 

@@ -95,7 +95,7 @@ def _record(arguments: argparse.Namespace) -> int:
         fewest, more = (math.ceil(n * most * (min(worst, 1.0) / TOO_WEAK) ** 2) for n in (1, 2))
         file = shlex.quote(visible(str(arguments.results[-1])))
         in_all = f"{fewest} to {more} in all, if they differ no more"
-        wanted = f"add runs ({in_all}: --runs {more} --resume {file})"
+        wanted = f"add runs ({in_all}: --runs {more} --resume {file}, other options as before)"
         if len({run.allocation for run in baseline.runs}) > 1:
             wanted = "add nights of more runs (--runs)"
         wanted += " while nothing else runs"

@@ -103,6 +103,7 @@ class Side:
         for name, runs in (pair for entry in entries for pair in entry.runs.items()):
             starts = [run.started_at_s for run in runs if run.started_at_s is not None]
             began[name] = min([began.get(name, float("inf")), *starts])
+        all_starts = sorted(run.started_at_s for run in valid if run.started_at_s is not None)
         # If no run is valid, only the side's files show where it was measured.
         ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
         found = {name: where for name in ordered if (where := self.by_allocation.get(name))}
@@ -111,8 +112,8 @@ class Side:
         zone = None if written_at is None else datetime.fromisoformat(written_at).tzinfo
         times = [
             datetime.fromtimestamp(start, zone).isoformat(timespec="seconds")
-            for start in sorted(began.values())
-            if start < float("inf") and zone is not None
+            for start in (*all_starts[:1], *all_starts[-1:])
+            if zone is not None
         ] or ([written_at] if written_at is not None and counts else [])
         return Origin(
             hosts=tuple(hosts) or tuple(dict.fromkeys(where.host for where in known if where.host)),

@@ -58,7 +58,8 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     started_at_s: UnixTime | None = None
     wall_s: Duration | None = None
     startup_s: Duration | None = None
-    """Seconds from the launch until every rank had joined the process group."""
+    """Seconds from the launch until every rank had joined the process group or, with an injected
+    slowdown, had timed itself."""
     warmup_steps: Count | None = None
     warmup_s: Duration | None = None
     steps_per_window: PositiveCount | None = None

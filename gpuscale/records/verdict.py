@@ -46,6 +46,7 @@ class Facts(TypedDict, total=False):
     before_s: float
     beside: float
     bound: float
+    chance: float
     deviation: float
     difference: float
     efficiency: float
@@ -63,7 +64,6 @@ class Facts(TypedDict, total=False):
     # Counts.
     all_made: int
     busy: int
-    enough: int
     failed: int
     failures: Mapping[str, int]
     in_all: int
@@ -73,11 +73,14 @@ class Facts(TypedDict, total=False):
     other_runs: int
     others: int
     packages: int
+    perhaps: int
     ranks: int
     run: int
     runs: int
+    sessions: int
     too_few: int
     valid: int
+    is_open_on_1: bool
     on_1: bool
     # Names and texts.
     before: object
@@ -219,7 +222,7 @@ class Origin:
     began_at: str | None = None
     """Start of the first run, in ISO 8601 with UTC offset."""
     last_at: str | None = None
-    """Start of the first run of the last allocation, in the same format as `began_at`."""
+    """Start of the last run, in the same format as `began_at`."""
     fewest_runs: int | None = None
     """Smallest number of valid runs of any row, ignoring rows without valid runs."""
     most_runs: int | None = None

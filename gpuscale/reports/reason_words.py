@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpuscale.base.host import device_word
-from gpuscale.base.text import format_percent, rough_percent, significant
+from gpuscale.base.text import format_percent, rough_percent, significant, whole_percent
 from gpuscale.records import (
     EntryKey,
     EntryVerdict,
@@ -81,6 +81,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "scaling_lost": Words(
         "E({n}) {efficiency}: the {rate} on {gpus} {throughput}, that on 1 {device} {reference}"
+        "{is_open_on_1}"
     ),
     "each_gpu_slower": Words(
         "the {rate} on {gpus} {throughput}, as that on 1 {device} {reference}: "
@@ -132,6 +133,7 @@ WORDS: Mapping[str, Words] = {
     "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
     "other_batch_on_1_gpu": Words("the batch on 1 {device} differs ({before} → {now})"),
     "further_runs": Words("about {needed} would probably settle it", beyond_table=""),
+    "perhaps_settled": Words("{needed} would settle it with a probability of {chance}"),
     "unknown_further_runs": Words(
         "more runs may settle it; {too_few} too few to tell how many", beyond_table=""
     ),
@@ -147,6 +149,16 @@ WORDS: Mapping[str, Words] = {
     ),
     "both_sides_differ": Words(
         f"even {{runs}} runs on both sides might not settle it, {_BASELINE_DIFFERS}",
+        needs_baseline=True,
+    ),
+    "loss_takes_both_sides": Words(
+        "if the loss is as large as it seems, it probably takes {of_both} runs on both sides to "
+        f"show it, {_BASELINE_DIFFERS}",
+        needs_baseline=True,
+    ),
+    "nights_assumed": Words(
+        "further runs of tonight would probably not settle it, since nights are assumed to differ "
+        "by {deviation}: more nights in the baseline show by how much they do",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -223,10 +235,6 @@ WORDS: Mapping[str, Words] = {
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
     "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
     "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
-    "few_allocations": Words(
-        "an assumed deviation between nights or jobs widens the intervals of rows that do not "
-        "pass, until the baseline has {enough} of them"
-    ),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
@@ -281,8 +289,8 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "gains rest on a baseline of fewer than {enough} sessions, too few to tell how much these "
-        "differ; measure both in turn, in more sessions, to be sure",
+        "a baseline of {sessions} does not show how much sessions differ; to be sure, measure both "
+        "sides in turn, in further ones",
         caution="",
     ),
     "slow_node": Words(
@@ -372,6 +380,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "value": "{:.2f}".format,
     **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),
     "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",
+    "chance": whole_percent,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
     "change": found_change_text,
@@ -387,6 +396,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "failures": lambda counts: ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items()
     ),
+    "is_open_on_1": lambda is_open: ", which may be chance" if is_open else "",
     "load": load_text,
     "made": lambda count: counted(count, "run"),
     "names": listed,
@@ -395,6 +405,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
+    "sessions": lambda count: counted(count, "session"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""
@@ -405,7 +416,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     facts = statement.facts.items()
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
     texts["device"] = device_word(device)
-    texts.setdefault("tonight", "")
+    texts = {"tonight": "", "is_open_on_1": "", **texts}
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -138,6 +138,9 @@ def _moved(quantities: Quantities, finding: Finding) -> Statement:
         throughput=-quantities.time.loss,
         efficiency=-speedup.loss,
         reference=-reference.loss,
+        is_open_on_1=abs(reference.loss) > reference.limits.margin
+        and not reference.moved_worse(NAMING_SIGNIFICANCE)
+        and not reference.moved_better(NAMING_SIGNIFICANCE),
     )
 
 

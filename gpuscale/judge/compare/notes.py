@@ -23,9 +23,6 @@ _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
 """Factors beyond which the same training cannot plausibly get faster or slower."""
 _LONGER_RUNS = 2.0
 """Ratio of the durations of runs from which on parts of their steps may differ for that alone."""
-_WIDENED = 20.0
-"""Width of an interval, in assumed deviations between allocations, from which on such a deviation
-widens it by less than 5%."""
 
 
 def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, ...]:
@@ -37,10 +34,10 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *_few_allocations(baseline, judgements),
+        *_few_sessions(judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
-        *_lengths_of_runs(sides, rows),
+        *_lengths_of_runs(rows),
         *_outliers(pairs),
         *_odd_nights(judgements),
         *_published(rows),
@@ -78,23 +75,13 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _few_allocations(baseline: Baseline, judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note if rows that are not ok rest on too few allocations to show how these differ."""
-    found = [
-        (each.entry.verdict, len(each.row.before.runs), change.high - change.low)
-        for each in judgements
-        if each.row.before and (change := each.entry.change)
-        if change.low is not None and change.high is not None
-    ]
-    has_gains = any(verdict is Verdict.IMPROVED for verdict, *_ in found)
-    if has_gains and max(count for _, count, _ in found) < MINIMUM_ALLOCATIONS:
-        yield Statement.of("few_sessions", enough=MINIMUM_ALLOCATIONS)
-        return
-    widest = _WIDENED * baseline.tolerances.allocation_deviation_time
-    doubtful = (Verdict.INCONCLUSIVE, Verdict.REGRESSED)
-    counts = [count for verdict, count, width in found if verdict in doubtful and width < widest]
-    if any(0 < count < MINIMUM_ALLOCATIONS for count in counts):
-        yield Statement.of("few_allocations", enough=MINIMUM_ALLOCATIONS)
+def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
+    """Yield a note if changes rest on too few sessions (allocations) to show how these differ."""
+    moved = (Verdict.IMPROVED, Verdict.REGRESSED)
+    rows = [each.row for each in judgements if each.entry.verdict in moved]
+    sessions = max((len(row.before.runs) for row in rows if row.before), default=0)
+    if 0 < sessions < MINIMUM_ALLOCATIONS:
+        yield Statement.of("few_sessions", sessions=sessions)
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:
@@ -121,14 +108,13 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
         yield Statement.of("same_allocation", name=min(shared))
 
 
-def _lengths_of_runs(sides: Sides, rows: Sequence[MatchedRow]) -> Iterable[Statement]:
+def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     """Yield a note if the runs of one side lasted far longer than those of the other."""
     lasted = [
         [run.wall_s - run.startup_s for run in side if run.wall_s and run.startup_s is not None]
         for side in _runs_of_sides(rows)
     ]
-    # An injected fault may need seconds before the first window.
-    if all(lasted) and not sides.after.injections:
+    if all(lasted):
         before_s, after_s = map(statistics.median, lasted)
         if max(before_s, after_s) > _LONGER_RUNS * min(before_s, after_s):
             yield Statement.of("lengths_differ", before_s=before_s, after_s=after_s)

@@ -1,16 +1,23 @@
 """Forecast how many more runs would settle an open row, or say why further runs would not."""
 
 import math
+import statistics
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.changes import Pairing
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.spread import estimates_allocations, largest_spread
-from gpuscale.judge.compare.verdict import ErrorRates, Quantity, Rule, decide
+from gpuscale.judge.compare.spread import largest_spread
+from gpuscale.judge.compare.verdict import (
+    NAMING_SIGNIFICANCE,
+    ErrorRates,
+    Quantity,
+    Rule,
+    decide,
+)
 from gpuscale.records import Facts, QuantityName, Statement, Verdict
 from gpuscale.records.run import were_hosts_busy
 
@@ -24,8 +31,11 @@ _FEW = 6
 """Number of runs from which on these tell what keeps a row open."""
 _MOSTLY = 0.8
 """Probability with which a stated number of runs is to be enough."""
-_EITHER_WAY = normal_quantile(_MOSTLY)
-"""Standard deviations by which the mean may get better, or worse, and the row be settled still."""
+_AS_LIKELY, _NEARLY = 0.5, 0.1
+"""Least probability of settling a row for which runs are still advised, and how much of a larger
+one is given up for fewer runs."""
+_MEANS = tuple(normal_quantile((place + 0.5) / 10) for place in range(10))
+"""Equally likely changes of the mean by further runs, in standard deviations."""
 
 
 def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | None, Statement]:
@@ -34,28 +44,51 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
     so_far = _runs_so_far(pairing)
 
-    def settles(further: int, either_way: float = _EITHER_WAY) -> bool:
+    def chance(further: int, means: Sequence[float] = _MEANS) -> float:
+        """Return the probability that so many further runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         share = further / (so_far["made"] + further)
-        apart = either_way * math.sqrt(pairing.after.variance_of_means * share)
+        apart = math.sqrt(pairing.after.variance_of_means * share)
         # The p-values of other rows are unknown then, so the strictest correction is used.
-        return all(
-            decide(
-                grown.with_tests(rule.alone(t.with_gain(t.gain.value + step)) for t in grown.tests)
-            ).verdict
-            is not Verdict.INCONCLUSIVE
-            for step in (-apart, apart)
+        moved = (
+            grown.with_tests(
+                rule.alone(test.with_gain(test.gain.value + at * apart)) for test in grown.tests
+            )
+            for at in means
         )
+        return statistics.fmean(decide(of).verdict is not Verdict.INCONCLUSIVE for of in moved)
 
-    needed, advice = required_runs(pairing.row, settles, **so_far)
-    if advice is None and so_far["made"] < _FEW and settles(FURTHER_RUNS[-1], 0.0):
+    needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, **so_far)
+    # The mean of a few runs may be far off.
+    most = FURTHER_RUNS[-1]
+    if (
+        advice is None
+        and so_far["made"] < _FEW
+        and max(chance(most), chance(most, [0.0])) >= _AS_LIKELY
+    ):
         advice = _unknown(**so_far)
+    if advice is None:
+        advice = _perhaps(chance, so_far["made"])
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse
         advice = _lasting_spread(pairing, rule, of_speedup=of_speedup)
+        if advice.code == "baseline_runs_differ":
+            advice = _on_both_sides(pairing, decided_by, rule, advice.facts)
     return needed, advice
+
+
+def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
+    """Return advice on a credible number of runs that rather settle a row than not; else None."""
+    credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
+    best = chance(credible[-1])
+    if best < _AS_LIKELY:
+        return None
+    least = max(_AS_LIKELY, best - _NEARLY)
+    needed = next(count for count in credible if chance(count) >= least)
+    likely = chance(needed)
+    return Statement.of("perhaps_settled", needed=needed, perhaps=made + needed, chance=likely)
 
 
 def _runs_so_far(pairing: Pairing) -> dict[str, int]:
@@ -64,42 +97,39 @@ def _runs_so_far(pairing: Pairing) -> dict[str, int]:
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
-    """Say what would keep a row uncertain after many more runs, or that so few runs do not tell."""
+    """Say what would keep a row uncertain after many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:
-        found = largest_spread(before, after, quantities.speedup.gain, further_runs=most)
-    else:
-        before, after, gain = before.on_n_gpus, after.on_n_gpus, quantities.time.gain
-        found = largest_spread(before, after, gain, further_runs=most)
-    if found.code == "nights_differ" and not estimates_allocations(before, after):
-        # The mean of a few runs may be what is far off, rather than the declared deviation large.
-        apart = math.sqrt(pairing.after.variance_of_means)
-        nearer = [test.with_gain(test.gain.value + apart) for test in quantities.tests]
-        are_ok, may_be_ok = (all(test.is_ok for test in of) for of in (quantities.tests, nearer))
-        if may_be_ok and not are_ok:
-            return _unknown(**_runs_so_far(pairing))
-    if found.code != "baseline_runs_differ":
-        return found
-    return _on_both_sides(pairing, rule, found.facts)
+        return largest_spread(before, after, quantities.speedup.gain, further_runs=most)
+    before, after, gain = before.on_n_gpus, after.on_n_gpus, quantities.time.gain
+    return largest_spread(before, after, gain, further_runs=most)
 
 
-def _on_both_sides(pairing: Pairing, rule: Rule, facts: Facts) -> Statement:
-    """Say how many runs on each side would make an unchanged row `ok` 4 times in 5, if known."""
+def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
+    """Say how many runs on each side would settle a row 4 times in 5, if known.
+
+    An unchanged row then is `ok`; a row that `seen` shows to be worse is `regressed` if it is.
+    """
     made = [runs.sample.count for side in (pairing.before, pairing.after) for runs in side.samples]
     most = max(_RUNS_OF_BOTH[-1], 2 * max(made))
     candidates = [count for count in (*_RUNS_OF_BOTH, most) if count > min(made)]
+    is_lost = seen.excess_loss > 0 and seen.moved_worse(NAMING_SIGNIFICANCE / 2)
 
-    def pass_if_unchanged(runs: int) -> bool:
+    def are_enough(runs: int) -> bool:
         before, after = (side.with_at_least(runs) for side in (pairing.before, pairing.after))
-        grown = replace(pairing, before=before, after=after)
-        tests = grown.quantities(rule.tolerances, rule.rates).tests
-        return all(test.with_gain(-(test.gain.half_width(_MOSTLY) or 0.0)).is_ok for test in tests)
+        grown = replace(pairing, before=before, after=after).quantities(rule.tolerances, rule.rates)
+        pairs = [(test, test.gain.half_width(_MOSTLY) or 0.0) for test in grown.tests]
+        if not is_lost:
+            return all(test.with_gain(-apart).is_ok for test, apart in pairs)
+        moved = (test.with_gain(test.gain.value + apart) for test, apart in pairs)
+        return decide(grown.with_tests(map(rule.alone, moved))).verdict is Verdict.REGRESSED
 
-    place = bisect_left(candidates, True, key=pass_if_unchanged)
+    place = bisect_left(candidates, True, key=are_enough)
     if place == len(candidates):
         return Statement.of("both_sides_differ", **(facts | Facts(runs=most)))
-    return Statement("baseline_runs_differ", facts | Facts(of_both=candidates[place]))
+    code = "loss_takes_both_sides" if is_lost else "baseline_runs_differ"
+    return Statement(code, facts | Facts(of_both=candidates[place]))
 
 
 def required_runs(

@@ -155,14 +155,19 @@ def largest_spread(
         between = (log_sample([*baseline.usual_means.values()]).variance or 0.0) * shares
     else:
         grown = current.with_further_runs(further_runs)
-        between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
+        of_runs = baseline.variance_of_means, grown.variance_of_means
+        between = (gain.variance or 0.0) - sum(of_runs)
+        # Few runs that agree by chance differ by more than they show.
+        if between < max(of_runs):
+            between = 0.0
     # Few runs of the baseline keep a row open, but those of tonight may differ by more.
     sides = (side, current)
     variances = [[sample.own_variance for sample in each.samples] for each in sides]
     widest = max(range(len(side.samples)), key=lambda at: max(of[at] for of in variances))
     variance, tonight = variances[0][widest], variances[1][widest]
     if between > most:
-        code, variance, most = "nights_differ", between / shares, between
+        code = "nights_differ" if is_estimated else "nights_assumed"
+        variance, most = between / shares, between
     samples = (*before, *now)
     others = max(0.0 if sample.prior is None else sample.prior.variance for sample, _ in samples)
     of_others = math.fsum(sample.prior_part / count for sample, count in samples)

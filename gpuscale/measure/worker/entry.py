@@ -150,6 +150,8 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     if training.faults.any_is_slow:
         # Measure on every rank, slowed or not, since all ranks take part in steps.
         training.faults.set_pace(loop.own_pace_s(training))
+        # Runs with and without this fault last equally long apart from their start-up.
+        joined_at_s = time.time()
     demands = STRATEGIES[request.configuration.strategy]
     measurement: Measurement = pkgutil.resolve_name(request.measured_by)(
         training,

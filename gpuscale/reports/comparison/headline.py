@@ -176,7 +176,8 @@ def _first_cause(rows: Sequence[Row]) -> str:
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
     share = phrases.format_range([*map(whole_percent, shares)]) if shares else ""
     of_loss = share and f" ({share} of what got longer)"
-    return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
+    doubt = "" if shared[0].entry.verdict.is_loss else ", if anything was lost"
+    return f"{headline(*causes)}{of_loss}{doubt}; {subject_of(shared, rows)}"
 
 
 def changes_of(
@@ -201,10 +202,9 @@ def _side(name: str, origin: Origin, machine: str) -> str:
     runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     word = "run" if origin.most_runs == 1 else "runs"
     dates = [datetime.fromisoformat(at) for at in (origin.began_at, origin.last_at) if at]
-    sessions = "" if origin.began_at == origin.last_at else "sessions of "
     facts = [
         listed(origin.hosts),
-        f"{sessions}{phrases.span_text(*dates)}" if len(dates) == 2 else "",
+        phrases.span_text(*dates) if len(dates) == 2 else "",
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
         f"{phrases.format_range(runs)} {word} a row" if runs else "",
     ]

@@ -22,9 +22,14 @@ _MORE_BEFORE = {
         "make more runs of the earlier side, on the machine as it was: {maker} … --runs {runs} "
         "--resume {before}"
     ),
+    "sessions": (
+        "measure the earlier side in further sessions, on the machine as it was, and make a "
+        "baseline of all: gpuscale baseline record"
+    ),
     "nights": "compare again after more nights",
 }
-"""Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline."""
+"""Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline;
+`sessions` for results whose own runs are not the reason."""
 _LONGER = {
     "baseline": "make longer runs, which may differ less, for a new baseline and for the results",
     "results": "measure both sides in longer runs, which may differ less",
@@ -73,7 +78,7 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         first = ONCE_IDLE if is_busy else "measure again" if _is_close(comparison, worst) else ""
         if step and first and not is_suspected:
             return f"{first}; if the loss stays, {step}"
-    elif not step:
+    elif not step or is_injected:
         return _for_open_rows(comparison, rows, maker, is_injected=is_injected)
     return step or _remedy(comparison, [worst], rows, maker)
 
@@ -90,13 +95,15 @@ def _for_open_rows(
 ) -> str:
     """Return what to do about rows that do not pass and are not worse; `maker` makes their runs."""
     worst = min(rows, key=_rank)
-    wanted = [row for row in rows if _runs_wanted(row)]
+    wanted = [row for row in rows if _soon(row) or (row is worst and _asked(row, "perhaps"))]
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
         is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
         one = f"{wanted[0].name} on {wanted[0].devices}"
         some = one if len(wanted) == 1 else "some rows"
         rest = "" if is_for_all else f", which may settle {some} alone"
-        return _more_now(comparison, rows, max(map(_runs_wanted, wanted)), maker, rest)
+        in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
+        more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
+        return _more_now(comparison, rows, (more, in_all), maker, rest)
     # One run a night is enough once there are several nights.
     needs_nights = _is_single(worst) and comparison.baseline_kind == "nights"
     if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -125,27 +132,35 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 def _more_now(
     comparison: Comparison,
     rows: Sequence[Row],
-    in_all: int,
+    runs: tuple[int, int],
     maker: str,
     of_rows: str = "",
     then: int = 0,
 ) -> str:
-    """Return how `maker` makes runs until each row has `in_all`, and the time with `then` more."""
-    more = in_all - max(row.valid_runs for row in rows if row.valid_runs < in_all)
+    """Return how `maker` makes `runs` (more, in all) of each row, and the time with `then` more."""
+    more, in_all = runs
     files = comparison.after.files
-    resume = files[0] if len(files) == 1 else "FILE"
+    how = (
+        f"--runs {in_all} --resume {shlex.quote(files[0])}" if len(files) == 1 else f"--runs {more}"
+    )
+    given = "" if len(files) == 1 else ", and give that file too"
     of_each_s = sum(row.wall_s / (row.valid_runs or 1) for row in rows)
     wall_s = of_each_s * (more + then)
     takes = f"; {_about(wall_s)}{' in all' if then else ''}" if wall_s > 60 else ""
-    command = f"{maker} … --runs {in_all} --resume {resume} ({_AS_BEFORE}{takes})"
+    command = f"{maker} … {how} ({_AS_BEFORE}{takes}){given}"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
 
 
-def _runs_wanted(row: Row) -> int:
-    """Return the number of runs in all that may settle a row; 0 if no number is known to do so."""
-    facts = [part.facts for part in parts_of(row.entry.reason)]
+def _soon(row: Row) -> int:
+    """Return the number of runs in all that will probably settle a row, or tell how many would."""
     further = row.entry.further_runs
-    return row.valid_runs + further if further else max(each.get("in_all", 0) for each in facts)
+    return row.valid_runs + further if further else _asked(row, "in_all")
+
+
+def _asked(row: Row, name: str) -> int:
+    """Return the number of runs that a row's reason has under this name; 0 if it has none."""
+    found = (part.facts.get(name, 0) for part in parts_of(row.entry.reason))
+    return max(count for count in found if isinstance(count, int))
 
 
 def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
@@ -167,10 +182,15 @@ def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
     limits = [part.facts.get("ok_bound", 0) for each in entries for part in parts_of(each.reason)]
     bound = math.ceil(100 * max(losses, default=1.0)) / 100
     is_looser = max(limits, default=0) < bound <= _LARGEST_ADVISED_LIMIT
-    if comparison.baseline_kind != "baseline" or not is_looser:
+    if comparison.baseline_kind != "baseline" or not is_looser or any(map(_is_slower, rows)):
         return ""
     which = "this row" if len(entries) == 1 else "these rows"
     return _LIMIT.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
+
+
+def _is_slower(row: Row) -> bool:
+    """True if the interval of a row's change lies below zero."""
+    return row.change is not None and (row.change.high or 0.0) < 0
 
 
 def _about(seconds: float) -> str:
@@ -230,22 +250,26 @@ def _more_before(
         named = phrases.to_minutes(listed(notes["odd_allocations"]["names"]))
         return f"if {named} was no usual night: gpuscale leave-out FOLDER --because …"
     # Runs that may be slower, or of something else, would hide a loss in the baseline.
-    is_slower = any(row.change and (row.change.high or 0.0) < 0 for row in rows)
-    is_changed = is_slower or any(changes_of(comparison, comparison.entries))
+    is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
     parts = [part for row in rows for part in parts_of(row.entry.reason)]
     if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
         return _longer(comparison, worst, rows)
-    in_all = max(part.facts.get("of_both", 0) for part in parts)
+    in_all = max(_asked(row, "of_both") for row in rows)
     again = "as many again" if in_all else "again"
-    step = _MORE_BEFORE[kind].format(
-        before=before, after=after, maker=maker, runs=in_all or "N", again=again
+    lacking = in_all - (comparison.before.fewest_runs or 0)
+    then = in_all if kind == "baseline" else lacking
+    step = _MORE_BEFORE["sessions" if kind == "results" and not in_all else kind].format(
+        before=before, after=after, maker=maker, runs=in_all, again=again
     )
     if kind == "baseline" and (is_injected or is_changed):
-        step = f"add runs of the machine as it was: {_ADD} {before} FILE"
-    if in_all <= min(row.valid_runs for row in rows) or is_injected:
+        runs = f"about {phrases.counted(lacking, 'run')} a row" if lacking > 0 else "runs"
+        step = f"add {runs} of the machine as it was: {_ADD} {before} FILE"
+        then = lacking
+    if in_all <= max(row.valid_runs for row in rows):
         return step
-    runs = f"{_more_now(comparison, rows, in_all, maker, then=in_all)}; then {step}"
-    return "; or ".join(filter(None, (_loosen(comparison, rows), runs)))
+    more = in_all - max(row.valid_runs for row in rows)
+    now = _more_now(comparison, rows, (more, in_all), maker, then=then)
+    return "; or ".join(filter(None, (_loosen(comparison, rows), f"{now}; then {step}")))
 
 
 def _words(row: Row) -> list[Words]:

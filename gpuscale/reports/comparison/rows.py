@@ -239,7 +239,8 @@ def losses_found(entries: Iterable[EntryVerdict], of_what: str = "") -> str:
 def losses_of_passed(rows: Sequence[Row]) -> str:
     """Describe the smallest losses detectable in the rows that pass; empty if unknown."""
     passed = [row.entry for row in rows if row.entry.verdict.is_pass]
-    found = losses_found(passed)
+    of_speedup = any(entry.changed_quantity is QuantityName.EFFICIENCY for entry in passed)
+    found = losses_found(passed, " of samples/s" if of_speedup else "")
     return f"in rows that pass, {found}" if found and len(passed) < len(rows) else found
 
 

@@ -120,7 +120,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     # Of two equal ranks, one is the slower in two runs of three.
     by_chance = len(found.ranks) / budget.key.gpus
     if 2 * count <= of or 2 * slowest <= (1 + by_chance) * len(steps):
-        yield "the slowest rank is another one from run to run"
+        yield "the slowest rank is another one from run to run, as by chance"
         return
     behind = (step for step in steps if step.slowest.rank in found.ranks)
     lags = sorted((step.skew_s / step.median.pace_s for step in behind), reverse=True)
