@@ -55,16 +55,19 @@ DURATION = r"([−+]?[\d.]+) (s|ms|µs)"
 
 
 def assert_numbers_agree(line: str) -> None:
-    """Check that the two times shown differ by the increase shown, but for their rounding."""
-    pattern = rf" \+{DURATION}.*?: .* {DURATION} a step .*\(baseline: {DURATION}\)"
+    """Check that the two times shown differ by the increase and what was taken back of it."""
+    back = rf"(?:, {DURATION} of it taken back)?"
+    pattern = rf" \+{DURATION}.*?: .* {DURATION} a step .*\(baseline: {DURATION}\){back}"
     found = re.search(pattern, line.replace("+−", "−"))
     if " min" in line:
         return
     assert found is not None, line
-    shown = [(found[at].replace("−", "-"), UNITS[found[at + 1]]) for at in (1, 3, 5)]
-    added, after, before = (float(number) * unit for number, unit in shown)
-    rounded = sum(half_digit(*each) for each in ((added, 2), (after, 3), (before, 3)))
-    assert abs(after - before - added) <= 1.01 * rounded, line
+    numbers = [found[at] or "0" for at in (1, 3, 5, 7)]
+    units = [UNITS[found[at] or "s"] for at in (2, 4, 6, 8)]
+    shown = [float(n.replace("−", "-")) * unit for n, unit in zip(numbers, units, strict=True)]
+    added, after, before, back_s = shown
+    rounded = sum(map(half_digit, shown, (2, 3, 3, 3)))
+    assert abs(after - before - back_s - added) <= 1.01 * rounded, line
 
 
 def half_digit(number: float, digits: int) -> float:
