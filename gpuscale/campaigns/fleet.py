@@ -1,4 +1,4 @@
-"""Run a sweep over the nodes of a cluster: choose and submit jobs, and record their outcomes.
+"""Run a sweep over nodes of a cluster: choose nodes, submit jobs, and record their outcomes.
 
 Every job is recorded before it is submitted, so that a sweep can be stopped and resumed.
 """
@@ -13,11 +13,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuscale.base.errors import FileError, SchedulerError
-from gpuscale.judge.fleet import judge
+from gpuscale.base.errors import FileError, SchedulerError, UsageError
+from gpuscale.base.text import counted
+from gpuscale.judge.fleet import FEWEST_NODES, judge
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import MOST_UNKNOWN, UNKNOWN, Ending, JobState, answer_of
-from gpuscale.measure.schedulers.slurm import ClusterNode, QueuedJob, cluster_nodes, queued_jobs
+from gpuscale.measure.schedulers.slurm import (
+    ClusterNode,
+    QueuedJob,
+    cluster_nodes,
+    expanded,
+    folded,
+    queued_jobs,
+)
 from gpuscale.records.record import to_json
 from gpuscale.store.campaign_folders import (
     SWEEP_JSON,
@@ -36,6 +44,35 @@ _PATIENCE_S = 3600.0
 _MOST_REFUSALS = 3
 _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 """Number of nodes used as controls, and usual number of jobs between two jobs on a control."""
+
+
+def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, ...]]:
+    """Return the partition and names of the nodes asked for: `all`, or a list as Slurm writes it.
+
+    Raise UsageError if there are no such nodes, or if they cannot be compared with each other.
+    """
+    if (nodes := cluster_nodes(partition)) is None:
+        raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
+    wanted = expanded(asked)
+    swept = [node for node in nodes if node.name in wanted or asked == "all"]
+    missing = wanted - {node.name for node in swept} - {"all"}
+    partitions = sorted({node.partition for node in swept})
+    kinds = {*(node.kind for node in swept)}
+    problem = None
+    if missing or not nodes:
+        has = folded(node.name for node in nodes) or "none"
+        problem = f"there is no {folded(missing) or 'node'}; sinfo lists {has}"
+    elif len(partitions) > 1:
+        problem = f"the nodes are in partitions {', '.join(partitions)}; name one by --partition"
+    elif len(kinds) > 1:
+        each = ((folded(n.name for n in swept if n.kind == kind), kind) for kind in sorted(kinds))
+        listed = "; ".join(f"{names} has {kind}" for names, kind in each)
+        problem = f"only nodes of one kind can be compared: {listed}; sweep each kind separately"
+    elif len(swept) < FEWEST_NODES:
+        problem = f"{counted(len(swept), 'node')} cannot be compared; name {FEWEST_NODES} or more"
+    if problem is not None:
+        raise UsageError(f"--nodes: {problem}")
+    return partitions[0], tuple(node.name for node in swept)
 
 
 class Sweep:

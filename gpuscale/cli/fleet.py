@@ -8,17 +8,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.text import counted, format_seconds, visible
+from gpuscale.base.text import format_seconds, visible
 from gpuscale.campaigns.cluster_profile import ClusterProfile, find_profile
-from gpuscale.campaigns.fleet import Sweep
+from gpuscale.campaigns.fleet import Sweep, nodes_to_sweep
 from gpuscale.campaigns.job_options import with_options
 from gpuscale.campaigns.job_script import JobRequest, job_script
 from gpuscale.campaigns.night.night_job import run_on_verdict
 from gpuscale.cli.inputs import say
 from gpuscale.cli.submit import add_job_options, is_confirmed, job_environment, job_s
-from gpuscale.judge.fleet import FEWEST_NODES, judge
+from gpuscale.judge.fleet import judge
 from gpuscale.measure.schedulers import SCHEDULERS
-from gpuscale.measure.schedulers.slurm import cluster_nodes, expanded, folded
+from gpuscale.measure.schedulers.slurm import cluster_nodes, folded
 from gpuscale.records.cause import NodeState
 from gpuscale.records.record import to_json
 from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView, evidence_of
@@ -152,31 +152,11 @@ def _case(profile: ClusterProfile, named: str | None) -> str:
 
 def _plan(request: JobRequest, arguments: argparse.Namespace) -> SweepRecord:
     profile = request.profile
-    if (nodes := cluster_nodes(profile.job.partition)) is None:
-        raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
-    wanted = expanded(arguments.nodes)
-    swept = [node for node in nodes if node.name in wanted or arguments.nodes == "all"]
-    missing = wanted - {node.name for node in swept} - {"all"}
-    partitions = sorted({node.partition for node in swept})
-    kinds = {*(node.kind for node in swept)}
-    problem = None
-    if missing or not nodes:
-        has = folded(node.name for node in nodes) or "none"
-        problem = f"there is no {folded(missing) or 'node'}; sinfo lists {has}"
-    elif len(partitions) > 1:
-        problem = f"the nodes are in partitions {', '.join(partitions)}; name one by --partition"
-    elif len(kinds) > 1:
-        each = ((folded(n.name for n in swept if n.kind == kind), kind) for kind in sorted(kinds))
-        listed = "; ".join(f"{names} has {kind}" for names, kind in each)
-        problem = f"only nodes of one kind can be compared: {listed}; sweep each kind separately"
-    elif len(swept) < FEWEST_NODES:
-        problem = f"{counted(len(swept), 'node')} cannot be compared; name {FEWEST_NODES} or more"
-    if problem is not None:
-        raise UsageError(f"--nodes: {problem}")
+    partition, nodes = nodes_to_sweep(profile.job.partition, arguments.nodes)
     return SweepRecord(
         cluster=profile.name,
-        partition=partitions[0],
-        nodes=tuple(node.name for node in swept),
+        partition=partition,
+        nodes=nodes,
         case=profile.measure.cases[0],
         gpus=profile.measure.gpus,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

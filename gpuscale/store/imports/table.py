@@ -9,19 +9,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.text import shown
 from gpuscale.records import EntryKey, PublishedFigure
 from gpuscale.records.baseline import Timed
+from gpuscale.records.record import (
+    Day,
+    Gpus,
+    Line,
+    Name,
+    PositiveCount,
+    SamplesPerSecond,
+    Seconds,
+    from_builtins,
+)
 from gpuscale.store.imports.session import Defaults, RecordedValue, Session
 from gpuscale.store.imports.table_columns import (
     MEASURES,
+    SECONDS,
+    TIMES,
     Problems,
     TableColumn,
     TableRow,
-    cell_value,
     rows_in,
 )
 
@@ -29,6 +43,20 @@ _NO_VALUE = re.compile(
     r"[-–—?]*|n/?a|(?:nan|none|error|oom|out of memory|fail|crash|killed|time).*", re.IGNORECASE
 )
 """Pattern of cell texts that stand for a missing value, such as a failed measurement."""
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "gpus": (Gpus, "a whole number"),
+    "nodes": (Gpus, "a whole number"),
+    "batch_per_gpu": (PositiveCount, "a whole number"),
+    "runs": (PositiveCount, "a whole number"),
+    "date": (Day, "a date such as 2026-09-01"),
+    "case": (Name, "a name"),
+    "strategy": (Name, "a name"),
+}
+"""Type of a column's cells and its description, by meaning; other columns have lines of text."""
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)")
+_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
+_SEVERAL = re.compile(r";|,\s")
 
 
 class _Measured(NamedTuple):
@@ -138,8 +166,36 @@ def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -
         with problems.on(row.line, place=f"column '{column.header}'"):
             if column.meaning == "gpus" or not _NO_VALUE.fullmatch(text):
                 values[column.meaning] = None
-                values[column.meaning] = cell_value(text, column)
+                values[column.meaning] = _cell_value(text, column)
     return values
+
+
+def _cell_value(text: str, column: TableColumn) -> Any:
+    """Parse a cell; a measurement gives a tuple of times in seconds or of throughputs."""
+    if column.meaning in MEASURES:
+        bounded = Seconds if column.meaning in TIMES else SamplesPerSecond
+        numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
+        return tuple(from_builtins(bounded, number) for number in numbers)
+    kind, words = _KINDS.get(column.meaning, (Line, "a line"))
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        raise DecodeError("", f"expected {words}, found {shown(text)}") from None
+
+
+def _number(text: str, column: TableColumn) -> float:
+    """Parse a throughput, or a time to seconds: `145` (in the column's unit), `2:25` or `2 min`."""
+    if re.fullmatch(_NUMBER, text):
+        return float(text) * column.seconds
+    if column.meaning not in TIMES:
+        raise DecodeError("", f"expected a number such as 1520.5, found {shown(text)}")
+    if clock := _CLOCK.fullmatch(text):
+        return float(clock[1] or 0) * 3600 + float(clock[2]) * 60 + float(clock[3])
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text) or any(unit not in SECONDS for _, unit in parts):
+        problem = f"expected a time such as 145, 2:25 or 2 min 25 s, found {shown(text)}"
+        raise DecodeError("", problem)
+    return sum(float(number) * SECONDS[unit] for number, unit in parts)
 
 
 def _measured(

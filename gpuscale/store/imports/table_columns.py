@@ -1,4 +1,4 @@
-"""Parse the headers, rows and cells of a table in CSV or Markdown."""
+"""Parse the headers and rows of a table in CSV or Markdown, and collect its problems."""
 
 import csv
 import re
@@ -6,24 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import counted, shown
+from gpuscale.base.text import counted
 from gpuscale.records.environment_diff import listed
-from gpuscale.records.record import (
-    Day,
-    Gpus,
-    Line,
-    Name,
-    PositiveCount,
-    SamplesPerSecond,
-    Seconds,
-    from_builtins,
-)
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("gpus", "gpu", "n", "devices", "ranks"),
@@ -43,24 +31,11 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 """Known headers by meaning. Case, underscores and brackets are ignored, and a unit may follow;
 `per` is read as `/`, and `sec` as `s`."""
 _MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
-_TIMES = ("step_time", "time")
-MEASURES = ("throughput", *_TIMES)
+TIMES = ("step_time", "time")
+"""Meanings of columns with times."""
+MEASURES = ("throughput", *TIMES)
 """Meanings of columns with measurements, preferred first: throughputs exclude start-up."""
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "gpus": (Gpus, "a whole number"),
-    "nodes": (Gpus, "a whole number"),
-    "batch_per_gpu": (PositiveCount, "a whole number"),
-    "runs": (PositiveCount, "a whole number"),
-    "date": (Day, "a date such as 2026-09-01"),
-    "case": (Name, "a name"),
-    "strategy": (Name, "a name"),
-}
-"""Type of a column's cells and its description, by meaning; other columns have lines of text."""
-_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
-_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)")
-_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
-_SEVERAL = re.compile(r";|,\s")
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _MOST_LINES = 8
 _RULE = re.compile(r"[\s|:]*-[-\s|:]*")
 
@@ -182,8 +157,8 @@ def parse_header(header: str) -> TableColumn | None:
     words = re.sub(r"/sec(ond)?\b", "/s", words.replace(" per ", "/"))
     name, unit = (words, "") if words in _MEANINGS else words.rpartition(" ")[::2]
     meaning = _MEANINGS.get(name)
-    if meaning in _TIMES and unit in ("", *_SECONDS):
-        return TableColumn(header, meaning, _SECONDS[unit or "s"])
+    if meaning in TIMES and unit in ("", *SECONDS):
+        return TableColumn(header, meaning, SECONDS[unit or "s"])
     if meaning and (not unit or _MEANINGS.get(unit) == meaning):
         return TableColumn(header, meaning)
     return None
@@ -225,31 +200,3 @@ def _column_asked_for(header: str, meaning: str | None) -> TableColumn:
 
 def _skip(header: str) -> str:
     return f"--column {shlex.quote(f'{header}=skip')}"
-
-
-def cell_value(text: str, column: TableColumn) -> Any:
-    """Parse a cell; a measurement gives a tuple of times in seconds or of throughputs."""
-    if column.meaning in MEASURES:
-        bounded = Seconds if column.meaning in _TIMES else SamplesPerSecond
-        numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
-        return tuple(from_builtins(bounded, number) for number in numbers)
-    kind, words = _KINDS.get(column.meaning, (Line, "a line"))
-    try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError:
-        raise DecodeError("", f"expected {words}, found {shown(text)}") from None
-
-
-def _number(text: str, column: TableColumn) -> float:
-    """Parse a throughput, or a time to seconds: `145` (in the column's unit), `2:25` or `2 min`."""
-    if re.fullmatch(_NUMBER, text):
-        return float(text) * column.seconds
-    if column.meaning not in _TIMES:
-        raise DecodeError("", f"expected a number such as 1520.5, found {shown(text)}")
-    if clock := _CLOCK.fullmatch(text):
-        return float(clock[1] or 0) * 3600 + float(clock[2]) * 60 + float(clock[3])
-    parts = _PART.findall(text)
-    if not parts or _PART.sub("", text) or any(unit not in _SECONDS for _, unit in parts):
-        problem = f"expected a time such as 145, 2:25 or 2 min 25 s, found {shown(text)}"
-        raise DecodeError("", problem)
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
