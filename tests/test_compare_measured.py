@@ -194,6 +194,16 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
 NIGHTS = ("a", "b", "c", "d", "e", "f")
 
 
+def test_a_run_far_from_the_others_tonight_is_no_loss_however_quiet_the_nights_were() -> None:
+    nights = [0.1 * f for f in (1.001, 0.999, 1.003, 1.0, 0.998, 1.002) for _ in range(3)]
+    names = [name for name in NIGHTS for _ in range(3)]
+    before = baseline({1: nights}, allocations=names)
+    row = row_on(1, compare(before, [measured({1: [0.1, 0.14, 0.1005]})]))
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert known(known(row.change).low) < -0.3
+    assert row_on(1, compare(before, [quiet_now(n1=0.107)])).verdict is Verdict.REGRESSED
+
+
 def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
     before = baseline({1: nights}, allocations=NIGHTS)

@@ -239,8 +239,11 @@ def test_tonights_fewer_runs_add_what_the_means_of_allocations_do_not_hold() -> 
     assert between.variance == pytest.approx((2 * 0.02 + 3 * 0.02) / 5 * (1 / 4 + 1))
     # One run tonight, where an allocation of the baseline has two: r² (1/1 − 1/2).
     assert (extra.variance, extra.df) == pytest.approx((0.03 * (1 - 1 / 2), 3))
-    as_many = side(sample({"e": (1.9, 2.1)}))
+    as_many = side(sample({"e": (1.92, 2.08)}))
     assert len(parts(baseline, as_many)) == 1
+    # As many that differ by twice as much: r² is 0.08 tonight, and 0.02 in the baseline.
+    *_, extra = parts(baseline, side(sample({"e": (1.8, 2.2)})))
+    assert extra.variance == pytest.approx((0.08 - 0.02) / 2)
     # Of a speedup, more runs on n GPUs make up for nothing that is missing on 1 GPU.
     both = side(sample(each), sample(each))
     more = side(sample({"e": (1.9, 2.0, 2.1)}), sample({"e": (2.0,)}, told(0.03)))

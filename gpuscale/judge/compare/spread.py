@@ -220,12 +220,23 @@ def _gain_over_allocations(
         df=means.df + DECLARED_DF,
     )
     # Means of allocations include the spread of their runs. Tonight's runs add more spread if they
-    # are fewer than the runs of a baseline allocation.
+    # are fewer than the runs of a baseline allocation, or differ more.
     extra = moderated_term(
-        (now, max(0.0, 1 / now.sample.count - share * _mean_share(before, usual)))
+        (now, max(0.0, 1 / now.sample.count - share * _included(before, now, usual)))
         for before, now in zip(baseline.samples, current.samples, strict=True)
     )
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])
+
+
+def _included(before: RunSample, now: RunSample, names: Iterable[str]) -> float:
+    """Return the variance of a mean of the `before` runs, as a fraction of that of one `now` run.
+
+    If `now` does not show its own variance, the variances of both are taken to be equal.
+    """
+    ratio = 1.0
+    if now.sample.df and now.variance and before.variance is not None:
+        ratio = min(1.0, before.variance / now.variance)
+    return ratio * _mean_share(before, names)
 
 
 def _mean_share(sample: RunSample, names: Iterable[str]) -> float:
