@@ -64,11 +64,14 @@ class Step:
     ranks: tuple[Rank, ...]
     """All ranks, fastest first."""
     run: Run
+    not_median: int | None = None
+    """Number of a rank that does not count when the median rank is chosen."""
 
     @property
     def median(self) -> Rank:
         """The rank of median pace; with an even number of ranks, the faster of the middle two."""
-        return self.ranks[(len(self.ranks) - 1) // 2]
+        ranks = [rank for rank in self.ranks if rank.rank != self.not_median]
+        return ranks[(len(ranks) - 1) // 2]
 
     @property
     def slowest(self) -> Rank:

@@ -11,7 +11,7 @@ from msgspec import structs
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
 from gpuscale.analysis.step_parts import Part, Step, steps_of
 from gpuscale.base.grouping import by_key
-from gpuscale.judge.diagnose.step_parts import PartChange, changes_of
+from gpuscale.judge.diagnose.step_parts import PartChange, changes_of, without_turns
 from gpuscale.judge.diagnose.symptoms import symptoms_of
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
@@ -167,7 +167,8 @@ def points_of(
             continue
         now = sides.after.by_point.get(key)
         runs, runs_after = then.valid, now.valid if now else []
-        before, after = steps_of(runs), steps_of(runs_after)
+        after = steps_of(runs_after)
+        before = without_turns(steps_of(runs), after)
         deviation = tolerances.limits(then.point.key, THROUGHPUT).allocation_deviation
         found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,

@@ -92,7 +92,7 @@ def changes_of(
             noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
             * math.sqrt(of_means + (allocation_deviation * before_s) ** 2),
         )
-    changes = _without_turns(_without_hidden_communication(found), before, after)
+    changes = _without_hidden_communication(found)
     lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
     return {
         part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
@@ -116,27 +116,20 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
     }
 
 
-def _without_turns(
-    changes: dict[Part, PartChange], before: Sequence[Step], after: Sequence[Step]
-) -> dict[Part, PartChange]:
-    """Undo the apparent shift of time from skew to computing if one rank is now always the slowest.
+def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the `before` steps, without a rank that is now always the slowest in their medians.
 
     If ranks are slow in turn by chance, the median rank of each run is faster than any rank is on
-    average. A rank that is always slow ends that: of two ranks, the other one then always counts.
+    average. A rank that is always slow ends that: of two ranks, the other one then always counts,
+    and computing would seem to take longer.
     """
-    skew, slowest = changes.get(Part.SKEW), Counter(step.slowest.rank for step in after)
-    ((last, count),) = slowest.most_common(1)
-    if skew is None or len(after) < _ENOUGH_TO_TELL or count < _NEARLY_ALL * len(after):
-        return changes
-    others = ([rank for rank in step.ranks if rank.rank != last] for step in before)
-    usual_s = statistics.fmean(of[(len(of) - 1) // 2].computing_s for of in others if of)
-    computing = changes[Part.COMPUTING]
-    moved_s = max(0.0, usual_s - computing.before_s)
-    shifts = (Part.COMPUTING, computing, moved_s), (Part.SKEW, skew, -moved_s)
-    return changes | {
-        part: replace(change, before_s=change.before_s + by, lost_s=change.lost_s - by)
-        for part, change, by in shifts
-    }
+    slowest = Counter(step.slowest.rank for step in after if len(step.ranks) > 1)
+    ((last, count),) = slowest.most_common(1) or [(0, 0)]
+    if len(after) < _ENOUGH_TO_TELL or count < _NEARLY_ALL * len(after):
+        return tuple(before)
+    others = tuple(replace(step, not_median=last) for step in before)
+    usual_s, now_s = (math.fsum(s.median.computing_s for s in steps) for steps in (before, others))
+    return others if now_s > usual_s else tuple(before)
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
