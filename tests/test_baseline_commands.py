@@ -72,7 +72,7 @@ def test_a_baseline_of_many_runs_tells_what_the_default_finds_and_grows_by_the_s
         times = {n: [math.exp(draw.gauss(0, 0.1)) for _ in range(runs)] for n in (1, 2)}
         shell.write(name, measured(times, job_id=name))
     recorded = shell.record("well")
-    promised = re.compile(r"one night of 30 runs a row would find: ([^;\n]+)")
+    promised = re.compile(r"one session of 30 runs a row would find: ([^;\n]+)")
     (of_recorded,) = promised.findall(recorded.stdout)
     by_default = r"; one of 3 runs, the default, only [23]\d % or more: measure with --runs 30"
     assert re.search(by_default, recorded.stdout)
@@ -158,7 +158,7 @@ def test_a_short_night_may_be_added_though_its_like_would_find_less(shell: Shell
     shell.write("short", measured({1: (0.93, 1.0, 1.07)}, job_id="41"))
     answer = shell(*added("short"))
     assert answer.returncode == 0, answer.stderr
-    assert "one night of 12 runs a row would find" in answer.stdout
+    assert "one session of 12 runs a row would find" in answer.stdout
 
 
 def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:

@@ -346,7 +346,9 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
     toss = replace(toss, further_runs=None)
     uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
-    assert headline(comparison(toss))["next"].startswith("make about 10 more runs: pytest")
+    assert headline(comparison(toss))["next"].startswith(
+        "make about 10 more runs, which may settle it: pytest"
+    )
     step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
     assert step.startswith("make about 38 more runs: pytest")
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))

@@ -400,7 +400,7 @@ def test_a_bad_night_among_a_few_is_named_where_it_blinds_the_others(tmp_path: P
     judged = " ".join(gpuscale("compare", "--history", tmp_path).stdout.split())
     assert judged.startswith("INCONCLUSIVE 2 of 2 rows")
     assert f" next if {bad} was no usual night: gpuscale leave-out FOLDER --because " in judged
-    assert "far from the rest of the baseline, which has too few allocations" in judged
+    assert "far from the rest of the baseline, which has too few sessions" in judged
     assert re.search(r"GPUs? and 1 more differed by up to \+(29|30)\.", judged)
     told = " ".join(gpuscale("history", tmp_path).stdout.split())
     assert told.startswith("UNCLEAR")

@@ -5,7 +5,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -46,9 +45,7 @@ _OPEN = "since its runs deviate so much, an unchanged machine will often be inco
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make a baseline, show it, and keep it true."
-    actions: Any = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=type(parser)
-    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_record(actions.add_parser("record", help="make a baseline from measured results"))
     text = "print what a baseline holds, and where it comes from"
     show.add_arguments(actions.add_parser("show", help=text))

@@ -218,9 +218,9 @@ class SmallestLoss(NamedTuple):
 
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
-    """Return the number of runs of each entry in the night with most of them."""
+    """Return the number of runs of each entry in a usual night: the median, or that above it."""
     return {
-        entry: max(Counter(run.allocation for run in runs).values())
+        entry: statistics.median_high(Counter(run.allocation for run in runs).values())
         for entry, runs in entries_of(baseline.runs).items()
     }
 
@@ -259,9 +259,9 @@ def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
 
 
 def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
-    """State the losses: `the smallest loss that one night of 3 runs a row would find: 4.3 %`."""
+    """State losses: `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
     runs = [f"{size}" for size in sorted(sizes.values())]
-    night = f"one night of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
+    night = f"one session of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
     return f"the smallest loss that {night} would find: {range_text(losses)}"
 
 

@@ -1,5 +1,6 @@
 """The two sides of a comparison (baseline and results): runs by entry, origins, and machines."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,13 +100,11 @@ class Side:
         counts = [entry.point.valid_runs for entry in entries if entry.logs]
         valid = [run for entry in entries for run in entry.valid]
         hosts = dict.fromkeys(rank.host for run in valid for rank in run.ranks)
-        began: dict[str, float] = {}
-        for name, runs in (pair for entry in entries for pair in entry.runs.items()):
-            starts = [run.started_at_s for run in runs if run.started_at_s is not None]
-            began[name] = min([began.get(name, float("inf")), *starts])
-        all_starts = sorted(run.started_at_s for run in valid if run.started_at_s is not None)
+        runs = (pair for entry in entries for pair in entry.runs.items())
+        began = by_key((name, run.started_at_s or math.inf) for name, made in runs for run in made)
+        all_starts = sorted(at for starts in began.values() for at in starts if at < math.inf)
         # If no run is valid, only the side's files show where it was measured.
-        ordered = sorted(began, key=began.__getitem__) or [*self.by_allocation]
+        ordered = sorted(began, key=lambda name: min(began[name])) or [*self.by_allocation]
         found = {name: where for name in ordered if (where := self.by_allocation.get(name))}
         known = [*found.values()]
         written_at = next(iter(self.written_at), None)

@@ -64,6 +64,7 @@ class Facts(TypedDict, total=False):
     # Counts.
     all_made: int
     busy: int
+    enough: int
     failed: int
     failures: Mapping[str, int]
     in_all: int

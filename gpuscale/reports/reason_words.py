@@ -94,7 +94,7 @@ WORDS: Mapping[str, Words] = {
     "metric_lost": Words("{metric}; otherwise {otherwise}"),
     "slow_allocation": Words(
         "in {name} the {rate} on {gpus} was {loss} below that of the other "
-        "allocations; all together, {otherwise}"
+        "sessions; all together, {otherwise}"
     ),
     "level_lost": Words(
         "the {rate} on {gpus} is {loss} lower from {since} on{changed}",
@@ -157,13 +157,13 @@ WORDS: Mapping[str, Words] = {
         needs_baseline=True,
     ),
     "nights_assumed": Words(
-        "further runs of tonight would probably not settle it, since nights are assumed to differ "
-        "by {deviation}: more nights in the baseline show by how much they do",
+        "further runs of this session would probably not settle it, since sessions are assumed to "
+        "differ by {deviation}: from {enough} sessions on, the baseline shows by how much they do",
         needs_baseline=True,
     ),
     "nights_differ": Words(
-        "further runs of tonight would probably not settle it, since nights differ by "
-        "{deviation}: more nights in the baseline may",
+        "further runs of this session would probably not settle it, since sessions differ by "
+        "{deviation}: more sessions in the baseline may",
         needs_baseline=True,
     ),
     "other_rows_differ": Words(
@@ -252,7 +252,7 @@ WORDS: Mapping[str, Words] = {
         caution_is_first=True,
     ),
     "same_allocation": Words(
-        "the results come from an allocation that the baseline was recorded in ({name}); "
+        "the results come from a session that the baseline was recorded in ({name}); "
         "they cannot tell what changed since",
         caution="",
     ),
@@ -262,10 +262,10 @@ WORDS: Mapping[str, Words] = {
     ),
     "outlying_allocations": Words(
         "left out of the baseline: {names}, where T of {row}{others} "
-        "differed by up to {difference} from the other allocations"
+        "differed by up to {difference} from the other sessions"
     ),
     "odd_allocations": Words(
-        "far from the rest of the baseline, which has too few allocations to leave it out: "
+        "far from the rest of the baseline, which has too few sessions to leave it out: "
         "{names}, where T of {row}{others} differed by up to {difference}"
     ),
     "published_in_other_precision": Words(
@@ -374,7 +374,8 @@ def _field_text(value: object) -> str:
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("allowed", "loss", "margin"), format_percent),
-    **dict.fromkeys(("ok_bound", "p", "significance", "tolerance"), format_percent),
+    **dict.fromkeys(("ok_bound", "significance", "tolerance"), format_percent),
+    "p": lambda p: f"{significant(100 * p, 3)} %",
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
     **dict.fromkeys(("before_s", "after_s"), "{:.2g} s".format),
     "value": "{:.2f}".format,
@@ -413,8 +414,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, device: str) -> str:
     """Fill in a sentence template with the formatted facts of the statement."""
-    facts = statement.facts.items()
-    texts = {name: _fact_text(name, fact, entry, device) for name, fact in facts}
+    texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
     texts = {"tonight": "", "is_open_on_1": "", **texts}
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""

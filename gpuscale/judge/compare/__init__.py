@@ -75,8 +75,7 @@ def comparison_of(sides: Sides, judgements: Sequence[Judgement]) -> Comparison:
 def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
     """Judge every chosen row at these error rates."""
     rows = match(sides, choice.rows_of(sides.keys))
-    mismatch = machine_mismatch(sides.baseline.hardware, sides.after.environments)
-    if mismatch:
+    if mismatch := machine_mismatch(sides.baseline.hardware, sides.after.environments):
         rows = [replace(row, obstacle=(Verdict.INCOMPARABLE, mismatch)) for row in rows]
     measured = [row for row in rows if row.obstacle is None and row.before is not None]
     by_measurement = iter(judge_measured(measured, sides, rates))

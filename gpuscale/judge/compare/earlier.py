@@ -81,8 +81,7 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
 
 def last_night(read: Sequence[Results]) -> list[Results]:
     """Return the results of the latest nightly run; raise UsageError if no run is valid."""
-    nights = nights_of(read)
-    if not nights:
+    if not (nights := nights_of(read)):
         raise UsageError("the results hold no valid run")
     return _chosen(read, lambda _, allocation: allocation == nights[-1].allocation)
 

@@ -32,8 +32,7 @@ def first_failure(entry: Entry) -> str | None:
     """Return an entry's first failure in one short line; None if no run failed."""
     if not entry.failed:
         return None
-    failure = entry.failed[0].failure
-    if failure is None:
+    if (failure := entry.failed[0].failure) is None:
         return "the run has no windows"
     line = (failure.message.strip() or failure.kind).splitlines()[0]
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
@@ -165,8 +164,7 @@ def _options(entry: Entry) -> int:
 
 def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
     row = MatchedRow(key=after.point.key, after=after)
-    nearest = min((_entry_differences(entry, after) for entry in before), key=len, default=())
-    if nearest:
+    if nearest := min((_entry_differences(each, after) for each in before), key=len, default=()):
         return row.blocked(Verdict.MISSING, "no_entry_alike", differences=nearest)
     return row.blocked(Verdict.MISSING, "no_entry")
 

@@ -139,8 +139,8 @@ def _moved(quantities: Quantities, finding: Finding) -> Statement:
         efficiency=-speedup.loss,
         reference=-reference.loss,
         is_open_on_1=abs(reference.loss) > reference.limits.margin
-        and not reference.moved_worse(NAMING_SIGNIFICANCE)
-        and not reference.moved_better(NAMING_SIGNIFICANCE),
+        and not reference.moved_worse(NAMING_SIGNIFICANCE / 2)
+        and not reference.moved_better(NAMING_SIGNIFICANCE / 2),
     )
 
 

@@ -89,8 +89,7 @@ def _speedup_ratio(
     figure: PublishedFigure, entry: Entry, sides: Sides
 ) -> _Ratio | Statement | None:
     """Return measured / published speedup, or why it is unknown; None if none is published."""
-    published = sides.published[figure.key].speedup
-    if figure.gpus == 1 or published is None:
+    if figure.gpus == 1 or (published := sides.published[figure.key].speedup) is None:
         return None
     if (reference := entry.reference) is None:
         return Statement.of("not_on_1_gpu", names=["results"])

@@ -82,8 +82,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
     """Return advice on a credible number of runs that rather settle a row than not; else None."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
-    best = chance(credible[-1])
-    if best < _AS_LIKELY:
+    if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
     least = max(_AS_LIKELY, best - _NEARLY)
     needed = next(count for count in credible if chance(count) >= least)

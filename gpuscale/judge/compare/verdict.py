@@ -196,8 +196,7 @@ def decide(quantities: Quantities) -> Decision:
     if all(quantity.is_ok for quantity in quantities.tests):
         binding = max(quantities.tests[::-1], key=lambda test: test.stated_bound)
         return Decision(Verdict.OK, None, binding)
-    doubtful = max(quantities.tests[::-1], key=_doubt)
-    return Decision(Verdict.INCONCLUSIVE, None, doubtful)
+    return Decision(Verdict.INCONCLUSIVE, None, max(quantities.tests[::-1], key=_doubt))
 
 
 def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:

@@ -167,8 +167,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 def _first_cause(rows: Sequence[Row]) -> str:
     """Return the main cause, `computing +10 ms; all 3 rows`, or why none is known; may be empty."""
-    shared = sharing(rows)
-    if not shared:
+    if not (shared := sharing(rows)):
         return ""
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):

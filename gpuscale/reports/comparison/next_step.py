@@ -35,7 +35,10 @@ _LONGER = {
     "results": "measure both sides in longer runs, which may differ less",
     "nights": "measure each night in longer runs, which may differ less",
 }
-_LIMIT = "from now on let losses below {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
+_LIMIT = (
+    "if you accept to miss them, let losses below {loss} pass: ok_bound {bound} for {rows} "
+    "(docs/baselines.md)"
+)
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
@@ -100,7 +103,9 @@ def _for_open_rows(
         is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
         one = f"{wanted[0].name} on {wanted[0].devices}"
         some = one if len(wanted) == 1 else "some rows"
-        rest = "" if is_for_all else f", which may settle {some} alone"
+        rest = "" if any(map(_soon, wanted)) else ", which may settle it"
+        if not is_for_all:
+            rest = f", which may settle {some} alone"
         in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
         more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
         return _more_now(comparison, rows, (more, in_all), maker, rest)
@@ -144,8 +149,7 @@ def _more_now(
         f"--runs {in_all} --resume {shlex.quote(files[0])}" if len(files) == 1 else f"--runs {more}"
     )
     given = "" if len(files) == 1 else ", and give that file too"
-    of_each_s = sum(row.wall_s / (row.valid_runs or 1) for row in rows)
-    wall_s = of_each_s * (more + then)
+    wall_s = (more + then) * sum(row.wall_s / (row.valid_runs or 1) for row in rows)
     takes = f"; {_about(wall_s)}{' in all' if then else ''}" if wall_s > 60 else ""
     command = f"{maker} … {how} ({_AS_BEFORE}{takes}){given}"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
@@ -269,7 +273,7 @@ def _more_before(
         return step
     more = in_all - max(row.valid_runs for row in rows)
     now = _more_now(comparison, rows, (more, in_all), maker, then=then)
-    return "; or ".join(filter(None, (_loosen(comparison, rows), f"{now}; then {step}")))
+    return "; or ".join(filter(None, (f"{now}; then {step}", _loosen(comparison, rows))))
 
 
 def _words(row: Row) -> list[Words]:
