@@ -150,6 +150,18 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     assert len(read_baseline(path).history) == 3
 
 
+def test_the_number_of_runs_that_is_advised_is_that_of_a_session_not_of_all(shell: Shell) -> None:
+    draw = random.Random(6)
+    for name in "abcd":
+        times = {1: [math.exp(draw.gauss(0, 0.1)) for _ in range(8)]}
+        shell.write(name, measured(times, job_id=name))
+    names = [f"{name}.jsonl" for name in "abcd"]
+    record = shell("baseline", "record", *names, "--cluster", "Here", "-o", "b.json", "--weak")
+    assert "one session of 8 runs a row would find" in record.stdout
+    assert "one of 3 runs, the default, only" in record.stdout
+    assert record.stdout.splitlines()[1].endswith(": measure with --runs 8")
+
+
 def test_a_short_night_may_be_added_though_its_like_would_find_less(shell: Shell) -> None:
     times = (1.0, 1.06, 0.94, 1.05, 0.95, 1.04, 0.96, 1.03, 0.97, 1.02, 0.98, 1.01)
     shell.write("long", measured({1: times}, job_id="40"))

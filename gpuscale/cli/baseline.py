@@ -113,7 +113,7 @@ def _record(arguments: argparse.Namespace) -> int:
         if by_default > max(TOO_WEAK, losses[0].loss):
             least = "no loss" if math.isinf(by_default) else f"{rough_percent(by_default)} or more"
             strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
-            strength += f": measure with --runs {most}"
+            strength += f": measure with --runs {max(sizes.values())}"
     say(strength)
     if losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound:
         say(f"{_OPEN}: make more or longer runs, or loosen its limits (docs/baselines.md)")
