@@ -1,14 +1,26 @@
 """No text of a comparison says more, or something else, than the numbers beside it bear."""
 
+import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
-from builders import baseline, measured, phased_run, phases, quiet_now, quiet_then, results
+from builders import (
+    baseline,
+    measured,
+    phased_run,
+    phases,
+    quiet_now,
+    quiet_then,
+    results,
+    results_text,
+)
 from builders.comparisons import comparison, entry, noisy, viewed
 from builders.nights import Fault, Night, baseline_of, results_of_night
 from changing import replace
+from command_line import gpuscale
 from statements import codes_in, facts_of, known
 
 from gpuscale.base.text import format_distinct, rough_percent
@@ -214,6 +226,27 @@ def two_ranks(*factors: tuple[float, float]) -> Results:
     ]
     alone = (phased_run([own], index=index) for index in (1, 2, 3))
     return results(*alone, *runs)
+
+
+def test_a_run_that_is_left_out_of_the_baseline_tells_nothing_of_the_causes_either(
+    tmp_path: Path,
+) -> None:
+    usual = ((1.0, 1.02), (1.0, 1.021), (1.0, 1.019), (1.0, 1.022), (1.0, 1.018), (1.0, 1.02))
+    steady, one_lagged = two_ranks(*usual), two_ranks(*usual, (1.0, 2.5))
+    slow = two_ranks(*((1.0, 1.3),) * 4)
+    slow = replace(slow, runs=tuple(replace(run, started_at_s=2e9) for run in slow.runs))
+    causes = []
+    for before in (steady, one_lagged):
+        paths = [tmp_path / name for name in ("then.jsonl", "now.jsonl")]
+        for path, made in zip(paths, (before, slow), strict=True):
+            path.write_text(results_text(made))
+        ran = gpuscale("compare", *paths, "--format", "json", cwd=tmp_path)
+        assert ran.stdout, ran.stderr
+        answer = json.loads(ran.stdout)
+        named = [note for note in answer["notes"] if "left out of the baseline" in note]
+        assert bool(named) is (before is one_lagged)
+        causes.append(next(row["causes"] for row in answer["entries"] if row["gpus"] == 2))
+    assert causes[0] == causes[1]
 
 
 def test_a_straggler_is_named_only_if_it_lags_by_more_than_runs_differ() -> None:

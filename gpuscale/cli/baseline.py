@@ -145,8 +145,7 @@ def _import(arguments: argparse.Namespace) -> int:
     if tool not in SOURCES or not files:
         tool, files = _TABLE, arguments.files
     sessions = _sessions(tool, files, arguments)
-    values = [value for each in sessions for value in each.values if value.published]
-    if not values:
+    if not (values := [value for each in sessions for value in each.values if value.published]):
         raise UsageError(
             f"{listed(files, 3)}: no value has a reference; "
             f"'gpuscale import {tool}' makes nights of them"
@@ -203,8 +202,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _new_file(text: str) -> Path:
-    output = Path(text)
-    if output.exists():
+    if (output := Path(text)).exists():
         problem = "exists already; choose another name, or change it: gpuscale baseline update"
         raise FileError(output, problem)
     return output

@@ -10,7 +10,7 @@ from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
 from gpuscale.judge.compare.spread import without_outliers
-from gpuscale.judge.sides import as_baseline, machine_label
+from gpuscale.judge.sides import as_baseline, machine_label, sides_of
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.reports.phrases import UNKNOWN, busy_text, format_range
@@ -89,7 +89,7 @@ def _measurements(
     runs, outlying = [run for file in files for run in file.runs], 0
     if before is not None and baseline is not None:
         whole = inputs.selected(baseline, choice)
-        baseline = without_outliers(whole, files)
+        baseline = without_outliers(sides_of(whole, files)).baseline
         outlying = len(whole.runs) - len(baseline.runs)
         kept = {run.identity for run in baseline.runs}
         earlier = tuple(run for run in earlier if run.identity in kept)

@@ -18,6 +18,7 @@ from gpuscale.cli.compare import (
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.compare.spread import without_outliers
+from gpuscale.judge.sides import sides_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
 from gpuscale.reports.page.sections import report_html
@@ -87,7 +88,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
         return subject
     view = judged(reference, results, files, arguments)
     # What the verdict leaves out is not drawn either.
-    baseline = without_outliers(reference.baseline, results)
+    baseline = without_outliers(sides_of(reference.baseline, results)).baseline
     kept = {run.identity for run in baseline.runs}
     earlier = [run for run in reference.runs if run.identity in kept]
     return replace(subject, baseline=baseline, earlier=earlier, view=view)

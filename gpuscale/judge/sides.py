@@ -270,8 +270,7 @@ def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, s
 def machine_label(baseline: Baseline) -> str:
     """Describe the baseline's machine, such as `ARC4, 4× V100`, as results name theirs."""
     cluster, hardware = baseline.cluster, baseline.hardware
-    labels = {where.hardware_label for where in baseline.environments.values()}
-    if len(labels) == 1:
+    if len(labels := {where.hardware_label for where in baseline.environments.values()}) == 1:
         (machine,) = labels
     elif hardware.system is None and hardware.gpu_name and hardware.gpus_per_node:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"

@@ -122,7 +122,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     runs = "" if cause.ranks else "; it is another rank from run to run"
     if cause.ranks and cause.seen_in:
         seen, of = cause.seen_in
-        runs = f" ({'' if seen == of else 'most of it '}in {seen} of {counted(of, 'run')})"
+        runs = f" ({'' if seen == of else 'more than usual '}in {seen} of {counted(of, 'run')})"
     return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} "
         f"{duration(cause.after_s)} a step behind the median rank{how} {_baseline(cause)}, "

@@ -290,7 +290,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "few_sessions": Words(
         "a baseline of {sessions} does not show how much sessions differ; to be sure, measure both "
-        "sides in turn, in further ones",
+        "sides in turn, in further sessions",
         caution="",
     ),
     "slow_node": Words(

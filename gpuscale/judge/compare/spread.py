@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,8 +18,8 @@ from gpuscale.analysis.estimates import (
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
 from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.judge.compare.matching import outlying_runs, usual_means
-from gpuscale.judge.sides import sides_of
-from gpuscale.records import Baseline, Facts, Results, Statement
+from gpuscale.judge.sides import Sides, side_of_baseline
+from gpuscale.records import Facts, Statement
 
 DECLARED_DF = 2.0
 """Weight, in degrees of freedom, of the declared deviation between allocations as a prior. With a
@@ -99,16 +99,17 @@ class SideSample:
         return deviation_apart**2 * math.fsum(sample.allocation_share for sample in self.samples)
 
 
-def without_outliers(baseline: Baseline, results: Sequence[Results]) -> Baseline:
-    """Return the baseline without the runs and allocations that the judgement of a row ignores."""
-    sides, left_out = sides_of(baseline, results), set[object]()
+def without_outliers(sides: Sides) -> Sides:
+    """Return the sides without the baseline's runs and allocations that the judgement ignores."""
+    left_out = set[object]()
     for key, entry in sides.before.by_point.items():
         tonight = sides.after.by_point.get(key)
         left_out |= {entry.runs[n][place].identity for n, place in outlying_runs(entry, tonight)}
         for name in outlying_allocations(usual_means(entry, tonight)):
             left_out |= {run.identity for run in entry.runs[name]}
-    runs = (run for run in baseline.runs if run.identity not in left_out)
-    return msgspec.structs.replace(baseline, runs=tuple(runs))
+    runs = (run for run in sides.baseline.runs if run.identity not in left_out)
+    usual = msgspec.structs.replace(sides.baseline, runs=tuple(runs))
+    return replace(sides, baseline=usual, before=side_of_baseline(usual))
 
 
 def _difference(logs: Sequence[float]) -> float:
@@ -171,8 +172,7 @@ def largest_spread(
     samples = (*before, *now)
     others = max(0.0 if sample.prior is None else sample.prior.variance for sample, _ in samples)
     of_others = math.fsum(sample.prior_part / count for sample, count in samples)
-    own = max(sample.own_variance for sample, _ in samples)
-    if of_others > most and others > _FAR_NOISIER * own:
+    if of_others > most and others > _FAR_NOISIER * max(s.own_variance for s, _ in samples):
         code, variance = "other_rows_differ", others
     facts: Facts = {"deviation": exponential(math.sqrt(variance)) - 1}
     if code == "baseline_runs_differ" and current.samples[widest].sample.df:

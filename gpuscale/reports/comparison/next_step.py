@@ -35,10 +35,7 @@ _LONGER = {
     "results": "measure both sides in longer runs, which may differ less",
     "nights": "measure each night in longer runs, which may differ less",
 }
-_LIMIT = (
-    "if you accept to miss them, let losses below {loss} pass: ok_bound {bound} for {rows} "
-    "(docs/baselines.md)"
-)
+_LIMIT = "let what rules out a loss of {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
@@ -98,7 +95,8 @@ def _for_open_rows(
 ) -> str:
     """Return what to do about rows that do not pass and are not worse; `maker` makes their runs."""
     worst = min(rows, key=_rank)
-    wanted = [row for row in rows if _soon(row) or (row is worst and _asked(row, "perhaps"))]
+    may_do = _asked(worst, "perhaps")
+    wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
         is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
         one = f"{wanted[0].name} on {wanted[0].devices}"
