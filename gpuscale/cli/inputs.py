@@ -133,7 +133,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def default_folder() -> Path:
-    """Return the folder of results or, if there is none, that of the only machine's nights."""
+    """Return the folder of results or, without one, of the nights if these are of one machine."""
     above = nights_folder(os.environ)
     inside = above.iterdir() if is_folder(above) else ()
     folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())

@@ -91,7 +91,7 @@ class _Scale(NamedTuple):
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
     def limit(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the loss that a healthy row exceeds with at most probability `p_value`."""
+        """Return the lost speed that a healthy row exceeds with probability `p_value` at most."""
         deviation = math.sqrt(self.between + self.error(jobs))
         return max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
 

@@ -133,7 +133,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Leave out items without a line of their own, so that the last line has 100 %."""
+        """Do not count items that pytest will not report, so that its progress ends at 100 %."""
         left_out = map(self._maker.left_out, filter(None, map(plan_of, session.items)))
         needless = sum(each is not None and each.kind == "needless" for each in left_out)
         # pytest would end with 5 if nothing were left.

@@ -86,7 +86,7 @@ def _recent_change(history: History) -> Iterator[str]:
 
 
 def _far_nights(history: History) -> set[int]:
-    """Return the nights far from the others, also one that alone makes a row's nights vary."""
+    """Return outlying nights, including any without which a row's nights would hardly vary."""
     far = set[int]()
     for row in history.rows:
         far.update(row.outlying, row.nights[-1:] if row.stands_out else ())

@@ -62,7 +62,7 @@ class _Curve:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Size of the epoch whose times the curve has; None if unknown."""
+        """Number of samples in the epoch whose duration the curve shows; None if unknown."""
         for point in self.points:
             if point.epoch_s and point.samples_per_s:
                 return round(point.epoch_s * point.samples_per_s.value)
