@@ -5,6 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
@@ -42,13 +43,15 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     """Return how many further runs would settle an open row (None if unknown), and advice on it."""
     # Interim analyses are stricter, but advise what a comparison of the same files would.
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
-    so_far = _runs_so_far(pairing)
+    made = min(runs.sample.count for runs in pairing.after.samples)
+    baseline_runs = max(map(len, pairing.before.samples[0].values.values()))
 
+    @cache
     def chance(further: int, means: Sequence[float] = _MEANS) -> float:
         """Return the probability that so many further runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
-        share = further / (so_far["made"] + further)
+        share = further / (made + further)
         apart = math.sqrt(pairing.after.variance_of_means * share)
         # The p-values of other rows are unknown then, so the strictest correction is used.
         moved = (
@@ -59,17 +62,16 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         )
         return statistics.fmean(decide(of).verdict is not Verdict.INCONCLUSIVE for of in moved)
 
-    needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, **so_far)
-    # The mean of a few runs may be far off.
+    def settles(further: int) -> bool:
+        return chance(further) >= _MOSTLY
+
+    needed, advice = required_runs(pairing.row, settles, made=made, baseline_runs=baseline_runs)
     most = FURTHER_RUNS[-1]
-    if (
-        advice is None
-        and so_far["made"] < _FEW
-        and max(chance(most), chance(most, [0.0])) >= _AS_LIKELY
-    ):
-        advice = _unknown(**so_far)
+    # The mean of a few runs may be far off.
+    if advice is None and made < _FEW and max(chance(most), chance(most, (0.0,))) >= _AS_LIKELY:
+        advice = _unknown(made=made, baseline_runs=baseline_runs)
     if advice is None:
-        advice = _perhaps(chance, so_far["made"])
+        advice = _perhaps(chance, made)
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse
@@ -88,11 +90,6 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
     needed = next(count for count in credible if chance(count) >= least)
     likely = chance(needed)
     return Statement.of("perhaps_settled", needed=needed, perhaps=made + needed, chance=likely)
-
-
-def _runs_so_far(pairing: Pairing) -> dict[str, int]:
-    made = min(runs.sample.count for runs in pairing.after.samples)
-    return {"made": made, "baseline_runs": max(map(len, pairing.before.samples[0].values.values()))}
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
