@@ -107,6 +107,8 @@ def without_outliers(sides: Sides) -> Sides:
         left_out |= {entry.runs[n][place].identity for n, place in outlying_runs(entry, tonight)}
         for name in outlying_allocations(usual_means(entry, tonight)):
             left_out |= {run.identity for run in entry.runs[name]}
+    if not left_out:
+        return sides
     runs = (run for run in sides.baseline.runs if run.identity not in left_out)
     usual = msgspec.structs.replace(sides.baseline, runs=tuple(runs))
     return replace(sides, baseline=usual, before=side_of_baseline(usual))
