@@ -250,6 +250,14 @@ def of_ranks(command: str) -> Printed:
         (printed(rank_1=OWN, command=summary(1, -9)), 1, "rank 1", None, -9),
         # A signal ended the command, whatever it had survived before.
         (printed(command=OWN), -9, COMMAND_SOURCE, None, -9),
+        # Last lines of a rank come between those of torchrun, by the shell that reads both.
+        (
+            printed(command=f"a{summary(1, -9)}".replace(")\n ", ")\nstep\nste ")),
+            0,
+            "rank 1",
+            None,
+            -9,
+        ),
         # All ranks lost others: the first one of the summary.
         (printed(rank_0=LOST, rank_1=LOST, command=summary(1, 1, 1)), 1, "rank 1", CLOSED, 1),
         # A shell prints again what the ranks printed.

@@ -156,7 +156,10 @@ def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real
 
 def test_an_interrupted_session_tells_its_exit_code(tmp_path: Path, real: Results) -> None:
     path = write_case(tmp_path, "Case = Tiny")
-    path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
+    # Ctrl-C may arrive at an instruction that has no line number.
+    interrupt = "def interrupt():\n    raise KeyboardInterrupt\n"
+    unnumbered = "interrupt.__code__ = interrupt.__code__.replace(co_linetable=b'')\n"
+    path.write_text(f"{interrupt}{unnumbered}{path.read_text()}    interrupt()\n")
     write_as_baseline(tmp_path, real, {"tiny": STEADY})
     session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json").ended(2)
     assert "too few runs to look at (1 so far)" in session.output

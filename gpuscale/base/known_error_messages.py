@@ -38,7 +38,10 @@ EXCEPTION = re.compile(rf"{_RANK_PREFIX}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)"
 STARTER_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
 """Pattern for the exception that torchrun or accelerate raises if one of its processes fails."""
 
-TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
+TORCHRUN_SUMMARY = re.compile(
+    # Through a shell, lines of ranks may come between.
+    r"\brank\s*: (\d+) \(local_rank: \d+\)(?:.*\n){1,9}?.*\bexitcode\s*: (-?\d+)"
+)
 """Pattern for a rank's entry in torchrun's summary, whose last entry is the first rank to fail."""
 
 NCCL_ERROR = re.compile("NCCL error")

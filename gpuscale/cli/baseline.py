@@ -105,8 +105,7 @@ def _record(arguments: argparse.Namespace) -> int:
         validate_strength(losses, f"{wanted}, or take it with --weak")
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
-    made = runs_text(baseline.runs)
-    say(f"{arguments.output}: {counted(len(entries), 'entry')} from {made}")
+    say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
     strength = strength_text(losses, sizes)
     if min(sizes.values()) >= MINIMUM_RUNS < max(sizes.values()):
         by_default = smallest_losses(baseline, dict.fromkeys(sizes, MINIMUM_RUNS))[0].loss

@@ -126,8 +126,7 @@ def has_fitted(run: Run, batch: int, fitted: int) -> bool:
     if failure is None or failure.kind == "unsteady":
         return True
     # If a smaller batch has fitted, no cuDNN engine works now for lack of memory.
-    has_no_engine = fitted and NO_ENGINE.search(failure.message)
-    if failure.kind == "out_of_memory" or has_no_engine:
+    if failure.kind == "out_of_memory" or (fitted and NO_ENGINE.search(failure.message)):
         return False
     until = f", after {fitted} had fitted" if fitted else ""
     raise GpuscaleError(

@@ -215,9 +215,13 @@ class _MeasuringSession:
         self._words[item.nodeid] = f"PASSED {said}{self._maker.time_left(runs_left)}"
         return run
 
-    def pytest_keyboard_interrupt(self) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         # pytest.exit() also calls this hook.
         self._interrupted = True
+        # Python has instructions without a line number; pytest's report of one would fail.
+        with_line = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
+        excinfo.traceback = with_line
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -281,9 +285,9 @@ class _MeasuringSession:
         rule, measured = self._maker.rule, self._maker.recorder.measured
         given = int(session.exitstatus)
         if rule is None:
-            needless = not self._has_items or self._anything_passed
-            runs = measured.runs
-            session.exitstatus = terminal.status_without_verdict(given, runs, needless=needless)
+            session.exitstatus = terminal.status_without_verdict(
+                given, measured.runs, needless=not self._has_items or self._anything_passed
+            )
             return
         session.exitstatus = self._exit_code = terminal.status_of_verdict(
             given,

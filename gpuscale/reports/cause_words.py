@@ -73,8 +73,7 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     lost_s = sorted(
         _grown_s(each) if each.lost_s is None else each.lost_s for each in (cause, *alike)
     )
-    signed = [f"{'+' if each >= 0 else ''}{duration(each, 2)}" for each in lost_s]
-    added = phrases.format_range(signed)
+    added = phrases.format_range([f"{'+' * (each >= 0)}{duration(each, 2)}" for each in lost_s])
     took = f"{duration(cause.after_s)} a step {_baseline(cause)}"
     return WORDS[cause.code](cause, added, took)
 

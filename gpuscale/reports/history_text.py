@@ -151,8 +151,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
         else:
             standing = phrases.percent_text(row.departure)
             standing += ", stands out" if row.stands_out else ""
-            is_new = row.changes and row.level_nights <= FEWEST_NIGHTS
-            standing += ", new level" if is_new else ""
+            standing += ", new level" if row.changes and row.level_nights <= FEWEST_NIGHTS else ""
         changed = "none"
         if row.changes:
             last = row.changes[-1]

@@ -293,6 +293,10 @@ WORDS: Mapping[str, Words] = {
         "sides in turn, in further sessions",
         caution="",
     ),
+    "assumed_spread": Words(
+        "a baseline of {sessions} does not show how much sessions differ; the intervals assume "
+        "{deviation}"
+    ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",
         caution="measure on other nodes (gpuscale submit --nodelist), and see 'gpuscale history'",

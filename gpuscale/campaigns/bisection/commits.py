@@ -76,8 +76,7 @@ class Commits(Kind):
                 raise EnvironmentBuildError(str(error)) from None
         # Use the folder that corresponds to the user's current folder in the repository.
         here = Path.cwd()
-        inner = here.relative_to(self._top) if here.is_relative_to(self._top) else Path()
-        folder = place / inner
+        folder = place / here.relative_to(self._top) if here.is_relative_to(self._top) else place
         return Setting(folder=folder if folder.is_dir() else place)
 
     def _git(self, *words: str) -> str:

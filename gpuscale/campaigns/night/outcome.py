@@ -159,8 +159,7 @@ class Attempt:
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGTERM."""
-    names = {known.value: known.name for known in signal.Signals}
-    return names.get(number, f"signal {number}")
+    return {known.value: known.name for known in signal.Signals}.get(number, f"signal {number}")
 
 
 def read_items(path: Path) -> Items:

@@ -34,7 +34,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *_few_sessions(judgements),
+        *_few_sessions(judgements, baseline.tolerances.allocation_deviation_time),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_lengths_of_runs(rows),
@@ -75,13 +75,15 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note if changes rest on too few sessions (allocations) to show how these differ."""
+def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[Statement]:
+    """Yield a note if verdicts rest on too few sessions (allocations) to show how these differ."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
-    rows = [each.row for each in judgements if each.entry.verdict in moved]
-    sessions = max((len(row.before.runs) for row in rows if row.before), default=0)
-    if 0 < sessions < MINIMUM_ALLOCATIONS:
-        yield Statement.of("few_sessions", sessions=sessions)
+    for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
+        rows = [each.row for each in judgements if each.entry.verdict in verdicts]
+        sessions = max((len(row.before.runs) for row in rows if row.before), default=0)
+        if 0 < sessions < MINIMUM_ALLOCATIONS:
+            yield Statement.of(code, sessions=sessions, deviation=assumed)
+            return
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:

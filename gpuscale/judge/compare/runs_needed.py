@@ -51,8 +51,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         """Return the probability that so many further runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
-        share = further / (made + further)
-        apart = math.sqrt(pairing.after.variance_of_means * share)
+        apart = math.sqrt(pairing.after.variance_of_means * further / (made + further))
         # The p-values of other rows are unknown then, so the strictest correction is used.
         moved = (
             grown.with_tests(
@@ -86,8 +85,7 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
-    least = max(_AS_LIKELY, best - _NEARLY)
-    needed = next(count for count in credible if chance(count) >= least)
+    needed = next(count for count in credible if chance(count) >= max(_AS_LIKELY, best - _NEARLY))
     likely = chance(needed)
     return Statement.of("perhaps_settled", needed=needed, perhaps=made + needed, chance=likely)
 

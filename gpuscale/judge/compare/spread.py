@@ -164,8 +164,7 @@ def largest_spread(
         if between < max(of_runs):
             between = 0.0
     # Few runs of the baseline keep a row open, but those of tonight may differ by more.
-    sides = (side, current)
-    variances = [[sample.own_variance for sample in each.samples] for each in sides]
+    variances = [[sample.own_variance for sample in each.samples] for each in (side, current)]
     widest = max(range(len(side.samples)), key=lambda at: max(of[at] for of in variances))
     variance, tonight = variances[0][widest], variances[1][widest]
     if between > most:

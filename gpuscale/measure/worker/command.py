@@ -197,8 +197,7 @@ class _Watch:
         if not (is_known or on_gpu or place.covers_all_nodes) and reader.has_steps:
             # On CPU, each rank that torchrun and the like create has such a variable, unless it
             # has just failed. Without variables or lines of ranks, no rank has been created.
-            made_none = starter_of(words) and not reader.has_rank_lines
-            counts = {1} if made_none else counts
+            counts = {1} if starter_of(words) and not reader.has_rank_lines else counts
         if not counts or gpus in counts:
             return
         ranks, has_number = max(counts), "gpus" in fields_of(words)

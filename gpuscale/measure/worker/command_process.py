@@ -76,8 +76,7 @@ class Place:
     @property
     def label(self) -> str:
         """Part of messages such as ` on n2`; empty in local runs or if ranks may be on any host."""
-        is_known = self.is_across and not self.covers_all_nodes
-        return f" on {socket.gethostname()}" if is_known else ""
+        return f" on {socket.gethostname()}" if self.is_across and not self.covers_all_nodes else ""
 
     def processes(self) -> set[int]:
         """Return the process IDs of the command on this node."""

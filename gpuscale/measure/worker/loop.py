@@ -92,8 +92,7 @@ def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[flo
         if elapsed_s >= timing.warmup_s:
             return step_time_s, done + 1
         # At least the planned number of steps, since the pace of this stretch plans the windows.
-        missing = math.ceil((timing.warmup_s - elapsed_s) / step_time_s)
-        stretch = max(missing, timing.warmup_steps)
+        stretch = max(math.ceil((timing.warmup_s - elapsed_s) / step_time_s), timing.warmup_steps)
 
 
 def timed_window(

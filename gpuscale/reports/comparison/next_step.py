@@ -99,8 +99,7 @@ def _for_open_rows(
     wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
         is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
-        one = f"{wanted[0].name} on {wanted[0].devices}"
-        some = one if len(wanted) == 1 else "some rows"
+        some = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
         rest = "" if any(map(_soon, wanted)) else ", which may settle it"
         if not is_for_all:
             rest = f", which may settle {some} alone"
