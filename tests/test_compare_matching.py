@@ -18,13 +18,8 @@ from statements import known
 from gpuscale.base.errors import UsageError
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
-from gpuscale.judge.sides import (
-    baseline_of_results,
-    machine_label,
-    machine_mismatch,
-    results_of,
-    same_gpu_model,
-)
+from gpuscale.judge.compare.matching import machine_mismatch, same_gpu_model
+from gpuscale.judge.sides import baseline_of_results, machine_label, results_of
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.reason_words import reason_text

@@ -25,7 +25,8 @@ from gpuscale.judge.baseline import (
     revised,
 )
 from gpuscale.judge.compare import compare
-from gpuscale.judge.sides import machine_mismatch, results_of
+from gpuscale.judge.compare.matching import machine_mismatch
+from gpuscale.judge.sides import results_of
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT

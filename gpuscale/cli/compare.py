@@ -13,7 +13,6 @@ from gpuscale.cli import inputs
 from gpuscale.judge.compare import compare_sides, with_levels
 from gpuscale.judge.compare.earlier import EarlierNights, earlier_nights, last_night
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Results, Run
@@ -126,7 +125,7 @@ def judged(
     """Judge the selected rows of results; show likely causes, notes and file names with them."""
     sides = sides_of(reference.baseline, results)
     comparison = compare_sides(sides, inputs.choice_of(arguments))
-    comparison = diagnose(without_outliers(sides), comparison)
+    comparison = diagnose(sides, comparison)
     if reference.nights is not None:
         comparison = with_levels(comparison, reference.nights)
     comparison = with_environment_changes(comparison, sides)

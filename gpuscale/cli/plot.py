@@ -9,7 +9,6 @@ from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.text import counted, visible
 from gpuscale.cli import inputs
-from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import as_baseline, machine_label, sides_of
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
@@ -89,7 +88,7 @@ def _measurements(
     runs, outlying = [run for file in files for run in file.runs], 0
     if before is not None and baseline is not None:
         whole = inputs.selected(baseline, choice)
-        baseline = without_outliers(sides_of(whole, files)).baseline
+        baseline = sides_of(whole, files).usual.baseline
         outlying = len(whole.runs) - len(baseline.runs)
         kept = {run.identity for run in baseline.runs}
         earlier = tuple(run for run in earlier if run.identity in kept)

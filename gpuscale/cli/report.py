@@ -17,7 +17,6 @@ from gpuscale.cli.compare import (
 )
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare.earlier import last_night
-from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.sides import sides_of
 from gpuscale.reports.page import Subject
 from gpuscale.reports.page.fleet import fleet_html
@@ -88,7 +87,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
         return subject
     view = judged(reference, results, files, arguments)
     # What the verdict leaves out is not drawn either.
-    baseline = without_outliers(sides_of(reference.baseline, results)).baseline
+    baseline = sides_of(reference.baseline, results).usual.baseline
     kept = {run.identity for run in baseline.runs}
     earlier = [run for run in reference.runs if run.identity in kept]
     return replace(subject, baseline=baseline, earlier=earlier, view=view)

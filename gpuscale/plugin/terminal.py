@@ -16,7 +16,6 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.text import SPELT_OUT
 from gpuscale.judge.compare.notes import with_environment_changes
-from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.stopping import DecidedVerdict
 from gpuscale.measure.launch.launcher import Launcher
@@ -123,7 +122,7 @@ def verdict_lines(
 ) -> Iterator[str]:
     """Yield the lines that state the verdict against the baseline and the session's exit code."""
     judged = rule.verdict_after(results)
-    comparison = diagnose(without_outliers(judged.sides), judged.comparison)
+    comparison = diagnose(judged.sides, judged.comparison)
     comparison = with_environment_changes(comparison, judged.sides)
     comparison = comparison.of_files(rule.baseline_kind, *([relative(path)] for path in files))
     screen = replace(Screen.of(sys.stdout), colour=colour)

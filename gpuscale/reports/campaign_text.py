@@ -10,7 +10,6 @@ from gpuscale.base.errors import ExitCode, GpuscaleError
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import counted, format_percent
 from gpuscale.judge.compare import compare_sides
-from gpuscale.judge.compare.spread import without_outliers
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import baseline_of_results, sides_of
 from gpuscale.records import Estimate, Results
@@ -116,7 +115,7 @@ def evidence_of(
             ]
         try:
             sides = sides_of(baseline_of_results(others, name="other nodes"), own)
-            compared = diagnose(without_outliers(sides), compare_sides(sides, ALL_ROWS))
+            compared = diagnose(sides, compare_sides(sides, ALL_ROWS))
         except GpuscaleError:
             continue
         causes = [cause for entry in compared.entries for cause in entry.causes]

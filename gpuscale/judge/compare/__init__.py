@@ -12,12 +12,12 @@ from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.history import History
 from gpuscale.analysis.nights import environment_at
 from gpuscale.judge.compare.earlier import EarlierNights
-from gpuscale.judge.compare.matching import match
+from gpuscale.judge.compare.matching import machine_mismatch, match
 from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
 from gpuscale.judge.compare.published import judge_published
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement, too_few_valid_runs
-from gpuscale.judge.sides import Sides, machine_label, machine_mismatch, sides_of
+from gpuscale.judge.sides import Sides, machine_label, sides_of
 from gpuscale.records import (
     Baseline,
     Comparison,

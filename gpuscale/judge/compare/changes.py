@@ -9,10 +9,10 @@ from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
-from gpuscale.judge.compare.matching import MatchedRow, usual_logs
+from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, relative_rise
-from gpuscale.judge.sides import Sides
+from gpuscale.judge.sides import Sides, usual_logs
 from gpuscale.records import (
     METRICS_BY_NAME,
     EntryVerdict,

@@ -1,20 +1,21 @@
-"""Choose rows, match the entries of both sides, and find the rows that cannot be judged."""
+"""Match machines and rows of both sides, and find the rows that cannot be judged."""
 
-import statistics
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from gpuscale.analysis.outliers import far_apart
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     EntryKey,
     EntryVerdict,
+    Environment,
     Facts,
     FieldChange,
+    Hardware,
     PointKey,
     PublishedFigure,
     Scaling,
@@ -26,6 +27,24 @@ from gpuscale.records import (
 
 PUBLISHED_SIZE = "full"
 _LONGEST_MESSAGE = 160
+_SPELLINGS = (
+    (r"^\s*\d+\s*[X×]\s+", ""),
+    # Power limit, clock and PCIe generation (`300W`, `1410 MHz`, `Gen4`) do not identify a model.
+    (r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b", ""),
+    (r"\bMIG\s+(\d+)G\.(\d+)GB\b", r"MIG\1X\2"),
+    (r"\b(\d+)\s*(?:GB|GIB|G)\b", r"\1GB"),
+    (r"\bPCI-?E\d*\b", "PCIE"),
+    (r"\b(SXM|HBM)\d*\b", r"\1"),
+)
+"""Regular expressions that unify the spelling of GPU names, each with its replacement."""
+_FORMS = frozenset({"SXM", "PCIE", "NVL"})
+_VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
+# Words that distinguish models of the same number: an RTX 3090 is not an RTX 3090 Ti.
+_QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
+_VENDOR = frozenset(
+    {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "RADEON", "GPU", "GPUS", "CORE"}
+    | {"TENSOR", "GENERATION", "GRAPHICS"}
+)
 
 
 def first_failure(entry: Entry) -> str | None:
@@ -36,36 +55,6 @@ def first_failure(entry: Entry) -> str | None:
         return "the run has no windows"
     line = (failure.message.strip() or failure.kind).splitlines()[0]
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
-
-
-def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return outlying baseline runs' signed distances from the median, by allocation and index.
-
-    A baseline run is not outlying if any run of the results is nearer to this run than to the
-    median, since the machine still produces such times.
-    """
-    tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
-    found = {}
-    for name, logs in before.logs.items():
-        for place, apart in far_apart(logs).items():
-            half_way = logs[place] - apart / 2
-            if not any((log - half_way) * apart > 0 for log in tonight):
-                found[name, place] = apart
-    return found
-
-
-def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, ...]]:
-    """Return the baseline's log step times by allocation, without outlying runs."""
-    far = outlying_runs(before, after)
-    return {
-        name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)
-        for name, logs in before.logs.items()
-    }
-
-
-def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
-    """Return the baseline's mean log step time by allocation, without outlying runs."""
-    return {name: statistics.fmean(logs) for name, logs in usual_logs(before, after).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,3 +215,61 @@ def _published_differences(
 
 def _differing(name: str, before: object, after: object) -> tuple[FieldChange, ...]:
     return () if before == after else (FieldChange(name, before, after),)
+
+
+def same_gpu_model(one: str, other: str) -> bool:
+    """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
+
+    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same, and the more specific name must
+    include the form factor and memory of the other: `H100` matches both `H100 PCIe` and `H100 80GB
+    HBM3`, which do not match each other.
+    """
+    model, variant = _parsed(one)
+    other_model, other_variant = _parsed(other)
+    return model == other_model and (variant <= other_variant or other_variant <= variant)
+
+
+def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    text = name.upper()
+    for spelling, plain in _SPELLINGS:
+        text = re.sub(spelling, plain, text)
+    words = frozenset(re.findall(r"[A-Z0-9]+", text)) - _VENDOR
+    variant = frozenset(word for word in words if _VARIANT.fullmatch(word))
+    numbered = frozenset(w for w in words - variant if w in _QUALIFIERS or re.search(r"\d", w))
+    model = numbered or words - variant
+    if "HBM" in variant:
+        # Drivers name an `H100 SXM5` by its memory: `H100 80GB HBM3`.
+        variant = variant - {"HBM"} | (variant & _FORMS or {"SXM"})
+    return model, variant
+
+
+def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
+    """Return the reason why results cannot be compared with the baseline; None if they can.
+
+    Unknown properties do not count as different.
+    """
+    for environment in environments:
+        if other := _other_machine(baseline, environment):
+            return Statement.of("other_machine", now=other[0], before=other[1])
+    names = [name for environment in environments for name in environment.gpu_names]
+    for name in names[1:]:
+        if not same_gpu_model(names[0], name):
+            return Statement.of("mixed_machines", one=names[0], other=name)
+    return None
+
+
+def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
+    """Return the current and the baseline's name of hardware that differs; None if none does."""
+    if environment.system != baseline.system:
+        return environment.system or environment.hardware_label, baseline.system or baseline.device
+    if environment.device != baseline.device:
+        return environment.device, baseline.device
+    if baseline.device == "cpu":
+        now, then = environment.cpu_model, baseline.cpu_model
+        if now and then and now.casefold().split() != then.casefold().split():
+            return now, then
+    elif baseline.gpu_name is not None:
+        for name in environment.gpu_names:
+            if not same_gpu_model(baseline.gpu_name, name):
+                return name, baseline.gpu_name
+    return None

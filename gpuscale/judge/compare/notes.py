@@ -10,9 +10,9 @@ from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.outliers import odd_one, outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
-from gpuscale.judge.compare.matching import MatchedRow, first_failure, outlying_runs, usual_means
+from gpuscale.judge.compare.matching import MatchedRow, first_failure
 from gpuscale.judge.compare.verdict import Judgement
-from gpuscale.judge.sides import Sides
+from gpuscale.judge.sides import Sides, outlying_runs, usual_means
 from gpuscale.records import Baseline, Comparison, Run, Statement, Verdict
 from gpuscale.records.configuration import several_units
 from gpuscale.records.environment_diff import environment_changes, package_changes

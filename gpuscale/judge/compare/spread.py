@@ -3,9 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import dataclass
 
 from gpuscale.analysis.estimates import (
     Difference,
@@ -17,8 +15,6 @@ from gpuscale.analysis.estimates import (
 )
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS, Moderated, RunSample, moderated_term
 from gpuscale.analysis.outliers import outlying_allocations
-from gpuscale.judge.compare.matching import outlying_runs, usual_means
-from gpuscale.judge.sides import Sides, side_of_baseline
 from gpuscale.records import Facts, Statement
 
 DECLARED_DF = 2.0
@@ -97,21 +93,6 @@ class SideSample:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
         return deviation_apart**2 * math.fsum(sample.allocation_share for sample in self.samples)
-
-
-def without_outliers(sides: Sides) -> Sides:
-    """Return the sides without the baseline's runs and allocations that the judgement ignores."""
-    left_out = set[object]()
-    for key, entry in sides.before.by_point.items():
-        tonight = sides.after.by_point.get(key)
-        left_out |= {entry.runs[n][place].identity for n, place in outlying_runs(entry, tonight)}
-        for name in outlying_allocations(usual_means(entry, tonight)):
-            left_out |= {run.identity for run in entry.runs[name]}
-    if not left_out:
-        return sides
-    runs = (run for run in sides.baseline.runs if run.identity not in left_out)
-    usual = msgspec.structs.replace(sides.baseline, runs=tuple(runs))
-    return replace(sides, baseline=usual, before=side_of_baseline(usual))
 
 
 def _difference(logs: Sequence[float]) -> float:

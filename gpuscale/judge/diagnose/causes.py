@@ -265,6 +265,7 @@ CAUSES: tuple[Finder, ...] = (
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     """Add the causes of losses, and of stragglers in inconclusive rows, to a comparison."""
+    sides = sides.usual
     suspects = [entry for entry in comparison.entries if _finders(entry.verdict)]
     points = points_of(sides, {entry.configuration for entry in suspects})
 
