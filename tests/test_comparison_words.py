@@ -177,7 +177,8 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
     for remedy, runs in (("baseline_runs_differ", 40), ("nights_differ", 0)):
         doubt = comparison(noisy(remedy, deviation=0.1, of_both=runs))
         doubt = replace(doubt, baseline_kind=kind)
-        step = said(doubt)["next"]
+        steps = said(doubt)
+        step = steps.get("then", steps["next"])
         assert words in step
         assert ("gpuscale baseline" in step) == (kind == "baseline" or "sessions" in step)
 
@@ -265,18 +266,26 @@ def test_a_straggler_is_named_only_if_it_lags_by_more_than_runs_differ() -> None
     assert who == findings((1.0, 3.0), (1.1, 1.0), (1.0, 1.0))[1] == in_turns
     budget, who = findings(*always)
     assert who.startswith("skew: rank 1 ")
-    assert who.endswith("in 3 of 3 runs")
+    assert who.endswith(
+        "the slowest in 3 of 3 runs, 80.0 % behind the median rank, which may be chance"
+    )
     assert findings((1.0, 1.8), (1.8, 1.0), (1.0, 1.8))[1] == in_turns
     _, who = findings((1.0, 1.8), (1.8, 1.0), *always)
-    assert who.endswith("in 4 of 5 runs")
+    assert "the slowest in 4 of 5 runs, " in who
+    _, who = findings(*always, *always)
+    assert who.endswith("in 6 of 6 runs, 80.0 % behind the median rank")
     # The runs' paces differ by more than the rank lags in one of them.
     _, who = findings((1.0, 1.35), (1.25, 1.48), (1.0, 1.4))
-    assert who.endswith("35.0 % more time a step than the median rank in 3 of 3 runs")
-    # A run with little skew, as in a comparison, is none in which the rank is slow.
+    assert "in 3 of 3 runs, 18.4 % to 40.0 % behind" in who
+    # By how much it lags may differ, and two runs may agree by chance.
     _, who = findings((1.0, 1.6), (1.0, 1.05), (1.0, 1.7))
-    assert who.endswith("in 2 of 3 runs")
+    assert "in 3 of 3 runs, 5.0 % to 70.0 % behind" in who
+    _, who = findings((1.0, 1.05), (1.0, 1.7))
+    assert who.endswith(
+        "in 2 of 2 runs, 5.0 % to 70.0 % behind the median rank, which may be chance"
+    )
     _, who = findings(*((1.0, 16.4),) * 3)
-    assert "1540.0 % more time a step than the median rank" in who
+    assert "1540.0 % behind the median rank" in who
     # Runs of 100, 200 and 300 ms tell nothing of 30 %.
     assert len(findings((1.0, 1.3), (2.0, 2.6), (3.0, 3.9))) == 1
 

@@ -148,7 +148,7 @@ def test_a_bug_of_a_case_is_shown_for_two_runs_and_ends_the_session(tmp_path: Pa
     assert "above, at test_case[ddp-1gpu-run1], which failed in the same way" in output, output
     listed = re.findall(r"^FAILED test_tiny.py::test_case\[ddp-1gpu-run1\] - (.+)$", output, re.M)
     assert listed == [bug], output
-    assert re.search(r"by\s+zero; the same in 1 more run\n", output), output
+    assert re.search(r"by\s+zero; likewise\s+1\s+more\s+run\s", output), output
     assert "16 more runs left out, since they would fail in the same way" in output, output
     assert len(session.results.runs) == 2, output
     places = [shown.index(part) for part in ("short test summary", " scaling -", "results: ")]

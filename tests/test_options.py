@@ -199,7 +199,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
 @pytest.mark.parametrize(
     "message",
     [
-        "test_no_case.py::test_forgotten uses 'scaling' but names no case",
+        "test_no_case.py::test_forgotten uses 'scaling' but has no @pytest.mark.gpuscale",
         "test_no_class.py::test_forgotten: the gpuscale mark takes a TrainingCase class",
         "Case.strategies is 'ddp'; it takes a tuple of dp, ddp",
         "Case.strategies is ('best',); it takes a tuple of dp, ddp",

@@ -256,8 +256,7 @@ def nights_before(
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
     before = tuple(i for i in range(begun, night) if point in nights[i].log_costs)
-    suspect = suspect_nights([nights[i].log_costs[point] for i in before])
-    return before[: len(before) - suspect]
+    return before[: len(before) - suspect_nights([nights[i].log_costs[point] for i in before])]
 
 
 def _lost_level(

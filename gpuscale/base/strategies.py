@@ -111,10 +111,7 @@ STRATEGIES: Mapping[str, Demands] = {
         inside_computing="copies from one GPU's layers to the next's",
         not_on_cpu="the layers of one process cannot lie on several CPU ranks",
         conflicts={"--compile": "compiled graphs over several GPUs are untested"},
-        below_table=(
-            "one GPU computes at a time, so a speedup of up to 1 is expected; mp saves memory on "
-            "each GPU"
-        ),
+        below_table="one GPU computes at a time: a speedup of 1 is the most, but mp saves memory",
     ),
     COMMAND: Demands(implementation=None, ranks_agree=False),
 }

@@ -145,10 +145,8 @@ def _import(arguments: argparse.Namespace) -> int:
         tool, files = _TABLE, arguments.files
     sessions = _sessions(tool, files, arguments)
     if not (values := [value for each in sessions for value in each.values if value.published]):
-        raise UsageError(
-            f"{listed(files, 3)}: no value has a reference; "
-            f"'gpuscale import {tool}' makes nights of them"
-        )
+        problem = f"no value has a reference; 'gpuscale import {tool}' makes nights of them"
+        raise UsageError(f"{listed(files, 3)}: {problem}")
     more_is_better = {name: way == "more" for name, way in arguments.better or ()}
     add_directions(more_is_better, values)
     found = [published(value, more_is_better) for value in values]

@@ -130,6 +130,5 @@ def has_fitted(run: Run, batch: int, fitted: int) -> bool:
         return False
     until = f", after {fitted} had fitted" if fitted else ""
     raise GpuscaleError(
-        f"a batch of {batch}{until}: {failure.message}; for details run pytest with --runs 1 "
-        f"--batch {batch}"
+        f"a batch of {batch}{until}: {failure.message}; details: pytest … --runs 1 --batch {batch}"
     )

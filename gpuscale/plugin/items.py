@@ -130,10 +130,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
     case: Any = None if mark is None else mark.kwargs.get("case")
     # Validate the case now; otherwise a mistake would show only after its first run.
     if mark is None:
-        problem = (
-            f"{test.nodeid} uses 'scaling' but names no case; "
-            "add @pytest.mark.gpuscale(case=YourCase)"
-        )
+        problem = f"{test.nodeid} uses 'scaling' but has no @pytest.mark.gpuscale(case=YourCase)"
     elif [*mark.kwargs] != ["case"] or not (
         inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)
     ):

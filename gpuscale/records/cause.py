@@ -127,6 +127,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the cause's wording in `reports.cause_words`."""
     share: float | None = None
     """Share of the lost time that the cause explains, 1.0 for all of it; None if unknown."""
+    gained_s: float = 0.0
+    """Seconds per step by which other parts of the step got shorter."""
     lost_s: float | None = None
     """Seconds lost per step, without time that shorter communication gave back; None if unknown.
     `before_s` and `after_s` are also per step."""

@@ -141,8 +141,7 @@ class Environment(Record, frozen=True, kw_only=True):
         """Default number of data-loader processes per rank, for any GPU count; 0 on CPU."""
         if self.device == "cpu":
             return 0
-        cores_per_gpu = (self.cpu_count or 1) // max(1, len(self.gpus))
-        return max(1, min(8, cores_per_gpu - 1))
+        return max(1, min(8, (self.cpu_count or 1) // max(1, len(self.gpus)) - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
         """Return the most ranks that share a GPU; None on CPUs, on several nodes, or if none do."""

@@ -136,8 +136,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     def cpus_of(self, local_rank: int) -> set[int]:
         """Return the CPUs to which `cpu_bind` binds a rank; empty if `cpu_bind` is not a map."""
-        ranks = self.processes if self.command is None else self.gpus
-        each = -(-self.gpus // ranks)
+        each = -(-self.gpus // (self.processes if self.command is None else self.gpus))
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
         return bound_cpus(self.cpu_bind, devices or (local_rank,))
 

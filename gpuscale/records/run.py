@@ -221,8 +221,7 @@ def _peak_memory_bytes(run: Run) -> float | None:
 
 def _energy_per_sample_j(run: Run) -> float | None:
     known = [s.values["energy_j"] for s in run.gpu_summaries if "energy_j" in s.values]
-    steps = len(run.windows) * (run.steps_per_window or 0)
-    samples = steps * (run.batch_per_gpu or 0) * run.gpus
+    samples = len(run.windows) * (run.steps_per_window or 0) * (run.batch_per_gpu or 0) * run.gpus
     is_known = known and len(known) == len(run.gpu_summaries) and samples
     return sum(known) / samples if is_known else None
 

@@ -29,10 +29,21 @@ def statement(cause: Cause) -> str:
 
 def whole_line(cause: Cause, device: str) -> str:
     """Describe a cause in one line: `computing +14 ms (83 % of …): …; from 4 GPUs on`."""
-    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of what got longer)"
     words, sentence = _headline_and_statement(cause)
     where = scope(cause, device)
-    return f"{words}{share}: {sentence}{'; ' if where else ''}{where}"
+    return f"{words}{share_text(cause)}: {sentence}{'; ' if where else ''}{where}"
+
+
+def share_text(*alike: Cause) -> str:
+    """Return ` (83 % of what got longer; other parts −3 ms)` for similar causes; may be empty."""
+    shares = sorted(cause.share for cause in alike if cause.share is not None)
+    if not shares:
+        return ""
+    gained_s = sorted(cause.gained_s for cause in alike)
+    is_large = gained_s[-1] >= _LEAST_GAINED * max(cause.lost_s or 0.0 for cause in alike)
+    others = phrases.format_range([f"−{duration(each, 2)}" for each in gained_s])
+    others = f"; other parts {others}" if is_large else ""
+    return f" ({phrases.format_range([*map(whole_percent, shares)])} of what got longer{others})"
 
 
 def scope(cause: Cause, device: str) -> str:
@@ -211,10 +222,7 @@ NEXT_STEPS: Mapping[str, str] = {
         "what ranks share, and run 'gpuscale doctor' on {places}[, where other processes may be]"
     ),
     "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
-    "gpu_links": (
-        "run 'gpuscale doctor' on each host; 'gpuscale show --phases' says how NCCL or RCCL "
-        "connected the GPUs"
-    ),
+    "gpu_links": "run 'gpuscale doctor' on each host; 'gpuscale show --phases' names the links",
     "ports": (
         "run 'gpuscale doctor --nodes', and check cables, switch ports and adapters of {hosts}"
     ),
@@ -247,5 +255,5 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 """Next steps by code; words in brackets are left out if the hosts are known to be idle."""
-_LEAST_BACK = 0.01
+_LEAST_BACK, _LEAST_GAINED = 0.01, 0.1
 """Smallest reported part of an increase that shorter communication gave back."""

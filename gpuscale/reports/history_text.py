@@ -117,8 +117,8 @@ def _head(history: History, screen: Screen, judged: tuple[str, str] | None) -> I
     facts = f"{last.began_at:%Y-%m-%d %H:%M}", where.host, job, folder
     yield f"last      {', '.join(filter(None, facts))}"
     if judged:
-        text = " by compare --history: ".join(judged)
-        yield from wrapped(f"judged    {text}", screen.columns)
+        word, text = judged
+        yield from wrapped(f"judged    {word} by compare --history: {text}", screen.columns)
     yield ""
 
 

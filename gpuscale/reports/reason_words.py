@@ -294,8 +294,7 @@ WORDS: Mapping[str, Words] = {
         caution="",
     ),
     "assumed_spread": Words(
-        "a baseline of {sessions} does not show how much sessions differ; the intervals assume "
-        "{deviation}"
+        "the intervals assume that sessions differ by {deviation}: the baseline has {sessions}"
     ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",

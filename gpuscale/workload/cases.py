@@ -280,10 +280,8 @@ def case_class(text: str) -> type[TrainingCase]:
         module = import_module(path.stem)
     except Exception as error:
         # A user's file may raise any exception.
-        raise UsageError(
-            f"{file} cannot be imported ({type(error).__name__}: {error}); "
-            "run it with python to see where"
-        ) from None
+        problem = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{file} cannot be imported ({problem}); run it to see where") from None
     cases = {
         key: value
         for key, value in vars(module).items()

@@ -57,8 +57,7 @@ class NcclTests:
         for place, how in enumerate(("", " in place")):
             of_pass = numbers[place * _NUMBERS_OF_PASS :][:_NUMBERS_OF_PASS]
             if len(of_pass) == _NUMBERS_OF_PASS and (bandwidth := positive(of_pass[2])):
-                metric = f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_")
-                figures[metric] = bandwidth
+                figures[f"{self.collective} {size}{how} gb_s".strip().replace(" ", "_")] = bandwidth
         return figures
 
 

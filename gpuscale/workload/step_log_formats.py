@@ -140,8 +140,7 @@ def read_reported(line: str) -> Mark | None:
 
 def read_tqdm(line: str) -> Mark | None:
     """Parse a tqdm bar that counts steps, or Hugging Face Trainer's metrics; else return None."""
-    is_bar = " [" in line and ("<" in line or "it [" in line)
-    bar = TQDM.search(line) if is_bar else None
+    bar = TQDM.search(line) if " [" in line and ("<" in line or "it [" in line) else None
     if bar is None:
         if "'eval_loss'" in line or "'eval_runtime'" in line:
             return VALIDATION

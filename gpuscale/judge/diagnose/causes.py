@@ -1,5 +1,6 @@
 """The causes of a loss: `diagnose`, and the functions in `CAUSES` that find them."""
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -240,10 +241,12 @@ def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
         parts = [Part.COMMUNICATION] if finding.in_points else []
     changes = row.point.changes
     standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
+    gained_s = math.fsum(max(0.0, -change.lost_s) for change in changes.values())
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
         yield structs.replace(
             OF_PARTS[change.part](row, change),
             share=change.share,
+            gained_s=gained_s,
             lost_s=change.lost_s,
             before_s=change.before_s,
             after_s=change.after_s,

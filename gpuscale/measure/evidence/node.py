@@ -207,8 +207,7 @@ def _container_image(root: Path) -> str:
         return image
     # Enroot containers have this file; only the mounted folder's path contains their name.
     if (root / ".lock").exists():
-        pattern = r"(?:.*\n)?\S+ \S+ \S+ \S*?([^/\s]+) / "
-        name = _matched(root / "proc/self/mountinfo", pattern)
+        name = _matched(root / "proc/self/mountinfo", r"(?:.*\n)?\S+ \S+ \S+ \S*?([^/\s]+) / ")
         return re.sub(r"^pyxis_\d+(\.\d+$|(?=_))", "pyxis", name)
     others = {"docker": ".dockerenv", "podman": "run/.containerenv"}
     return next((name for name, file in others.items() if (root / file).exists()), "none")

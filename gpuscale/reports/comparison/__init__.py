@@ -10,7 +10,7 @@ from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Finding, Verdict
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import headline_of, is_headlined
-from gpuscale.reports.comparison.next_step import next_step
+from gpuscale.reports.comparison.next_step import next_steps
 from gpuscale.reports.comparison.rows import (
     Item,
     Row,
@@ -54,7 +54,7 @@ class View:
     """Lines of the headline, each as (label, text); lines without a text are omitted.
 
     The first label is the verdict. The labels `beware`, `cause`, `changed`, `baseline`, `now`,
-    `command` and `next` follow.
+    `command`, `next`, `then` and `or` follow.
     """
     rows: tuple[Row, ...]
     """Rows in the order of the baseline."""
@@ -85,9 +85,9 @@ def view_of(comparison: Comparison, measured: Side) -> View:
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
     counts = {entry.key.gpus for entry in comparison.entries if entry.verdict.is_judged}
-    advice = next_step(comparison, ranked, is_injected=bool(measured.injections)) if ranked else ""
-    headline += (("next", advice),) if advice else ()
-    explained = _explanations(ranked, advice)
+    steps = next_steps(comparison, ranked, is_injected=bool(measured.injections))
+    headline += tuple(steps)
+    explained = _explanations(ranked, [text for _, text in steps])
     return View(
         comparison=comparison,
         measured=measured,
@@ -106,7 +106,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
     )
 
 
-def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
+def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
@@ -116,7 +116,7 @@ def _explanations(rows: Sequence[Row], advice: str) -> Iterator[Explanation]:
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
     unknown = [cause_words.statement(row.entry.causes[0]) for row in unexplained]
-    said = {advice}
+    said = {*advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)

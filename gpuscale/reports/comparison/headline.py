@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
-from gpuscale.base.text import format_distinct, rough_percent, whole_percent
+from gpuscale.base.text import format_distinct, rough_percent
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
@@ -20,10 +20,12 @@ from gpuscale.records import (
 from gpuscale.records.configuration import commands_text
 from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_words import headline, statement
+from gpuscale.reports.cause_words import headline, share_text, statement
 from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
 from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
 
+_NAMED_GAIN = 0.02
+"""Smallest gain on one device that is named beside a loss of efficiency."""
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
@@ -112,7 +114,11 @@ def _loss(rows: Sequence[Row]) -> str:
         of_step = " of the step" if entry.finding.in_points else ""
         return f"{entry.finding.words} {moved} by {by}{of_step}{within}{from_then}"
     if entry.finding is Finding.SCALING_LOSS:
-        return f"scaling got worse, E fell by {by}{within}{from_then}"
+        # Rows of other batches may have other references.
+        gains = [row.entry.reason.facts.get("reference", 0.0) for row in rows]
+        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}"
+        also = of_one if min(gains) > _NAMED_GAIN else ""
+        return f"scaling got worse, E fell by {by}{within}{from_then}{also}"
     if phrases.rate_word(entry.configuration) == "performance":
         return f"performance fell by {by}{within}{from_then}"
     counts = sorted({row.entry.key.gpus for row in rows})
@@ -172,11 +178,8 @@ def _first_cause(rows: Sequence[Row]) -> str:
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
-    shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    share = phrases.format_range([*map(whole_percent, shares)]) if shares else ""
-    of_loss = share and f" ({share} of what got longer)"
     doubt = "" if shared[0].entry.verdict.is_loss else ", if anything was lost"
-    return f"{headline(*causes)}{of_loss}{doubt}; {subject_of(shared, rows)}"
+    return f"{headline(*causes)}{share_text(*causes)}{doubt}; {subject_of(shared, rows)}"
 
 
 def changes_of(

@@ -30,23 +30,30 @@ _MORE_BEFORE = {
 }
 """Remedy if the baseline has too few runs or too large a spread, keyed by kind of baseline;
 `sessions` for results whose own runs are not the reason."""
-_LONGER = {
-    "baseline": "make longer runs, which may differ less, for a new baseline and for the results",
-    "results": "measure both sides in longer runs, which may differ less",
-    "nights": "measure each night in longer runs, which may differ less",
-}
-_LIMIT = "let what rules out a loss of {loss} pass: ok_bound {bound} for {rows} (docs/baselines.md)"
+_LONGER = "measure both sides in longer runs, which may differ less"
+_LIMIT = "accept losses of up to {loss} in {rows}: ok_bound {bound} (docs/baselines.md)"
+_THEN, _OR = "\nthen ", "\nor "
+"""Separators of steps in advice: a line begins with the label of its step."""
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
 _LARGEST_ADVISED_LIMIT = 0.5
 
 
-def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
-    """Return what to do next, from a note, the first cause or a row; empty if nothing is needed.
+def next_steps(
+    comparison: Comparison, rows: Sequence[Row], *, is_injected: bool
+) -> list[tuple[str, str]]:
+    """Return what to do next, each step with its label (`next`, `then` or `or`); may be empty.
 
     The rows must be ranked, the worst first; `is_injected` is true if they have injected faults.
     """
+    advice = _advice(comparison, rows, is_injected=is_injected) if rows else ""
+    lines = f"next {advice}".splitlines() if advice else []
+    return [(label, text) for label, _, text in (line.partition(" ") for line in lines)]
+
+
+def _advice(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool) -> str:
+    """Return advice from a note, the first cause or a row; empty if nothing need be done."""
     weight = rows[0].entry.verdict.weight
     if weight == 0 and is_injected:
         return "measure again without --inject"
@@ -74,10 +81,10 @@ def next_step(comparison: Comparison, rows: Sequence[Row], *, is_injected: bool)
         # The likelier step comes first: that of the change, or that of the cause.
         steps = (_how_to_find_change(comparison, worst), step)
         is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
-        step = "; or ".join(filter(None, steps if is_suspected else reversed(steps)))
+        step = _OR.join(filter(None, steps if is_suspected else reversed(steps)))
         first = ONCE_IDLE if is_busy else "measure again" if _is_close(comparison, worst) else ""
         if step and first and not is_suspected:
-            return f"{first}; if the loss stays, {step}"
+            return f"{first}{_THEN}if the loss stays, {step}"
     elif not step or is_injected:
         return _for_open_rows(comparison, rows, maker, is_injected=is_injected)
     return step or _remedy(comparison, [worst], rows, maker)
@@ -98,11 +105,9 @@ def _for_open_rows(
     may_do = _asked(worst, "perhaps")
     wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
-        is_for_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
-        some = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
-        rest = "" if any(map(_soon, wanted)) else ", which may settle it"
-        if not is_for_all:
-            rest = f", which may settle {some} alone"
+        rest = _of_some(rows, wanted)
+        if not rest and not any(map(_soon, wanted)):
+            rest = ", which may settle it"
         in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
         more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
         return _more_now(comparison, rows, (more, in_all), maker, rest)
@@ -111,6 +116,14 @@ def _for_open_rows(
     if needs_nights or any(words.needs_baseline for words in _words(worst)):
         return _more_before(comparison, worst, rows, maker, is_injected=is_injected)
     return _remedy(comparison, [worst, *rows], rows, maker)
+
+
+def _of_some(rows: Sequence[Row], wanted: Sequence[Row]) -> str:
+    """Say which open rows further runs may settle; empty if these are all."""
+    if len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows):
+        return ""
+    some = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
+    return f", which may settle {some} alone"
 
 
 def _is_single(row: Row) -> bool:
@@ -168,12 +181,14 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     """Return advice on longer runs or, if these would hardly help, on what else might help."""
     alike = [row for row in rows if row.entry.configuration == worst.entry.configuration]
     longer = "find what disturbs these runs ('gpuscale doctor')"
+    if worst.entry.device == "cpu":
+        longer = "measure at another time or on a quieter machine"
     if seconds := max(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
         note = f"{_AS_BEFORE}; {_about(len(alike) * runs * seconds)} each"
-        longer = f"{_LONGER[comparison.baseline_kind]}: {command} ({note})"
-    return "; or ".join(filter(None, (longer, _loosen(comparison, rows))))
+        longer = f"{_LONGER}: {command} ({note})"
+    return _OR.join(filter(None, (longer, _loosen(comparison, rows))))
 
 
 def _loosen(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -256,7 +271,7 @@ def _more_before(
     if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
         return _longer(comparison, worst, rows)
     in_all = max(_asked(row, "of_both") for row in rows)
-    again = "as many again" if in_all else "again"
+    again = f"{in_all} runs a row into a new file" if in_all else "again"
     lacking = in_all - (comparison.before.fewest_runs or 0)
     then = in_all if kind == "baseline" else lacking
     step = _MORE_BEFORE["sessions" if kind == "results" and not in_all else kind].format(
@@ -269,8 +284,9 @@ def _more_before(
     if in_all <= max(row.valid_runs for row in rows):
         return step
     more = in_all - max(row.valid_runs for row in rows)
-    now = _more_now(comparison, rows, (more, in_all), maker, then=then)
-    return "; or ".join(filter(None, (f"{now}; then {step}", _loosen(comparison, rows))))
+    of_rows = _of_some(rows, [row for row in rows if _asked(row, "of_both")])
+    now = _more_now(comparison, rows, (more, in_all), maker, of_rows, then)
+    return _OR.join(filter(None, (f"{now}{_THEN}{step}", _loosen(comparison, rows))))
 
 
 def _words(row: Row) -> list[Words]:

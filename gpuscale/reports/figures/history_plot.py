@@ -137,8 +137,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     ]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
-    kinds = ("night", _COLOR, usual), ("outlying night", SURFACE, row.outlying)
-    for label, face, indices in kinds:
+    for label, face, indices in ("night", _COLOR, usual), ("outlying night", SURFACE, row.outlying):
         # A line without points would extend to the figure's corner and narrow the rest.
         if indices:
             axes.plot(
@@ -166,8 +165,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
     """Return the limits of the y axis; among many nights, long intervals are cut off at them."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
-    is_few = len(nights) <= FEWEST_NIGHTS
-    longest = highest if is_few else highest - lowest + _LEAST_ROOM * highest
+    longest = highest if len(nights) <= FEWEST_NIGHTS else highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
     highest = min(highest + longest, max(each.high or each.value for each in nights))
     room = max(_LEAST_ROOM * highest, _ROOM * (highest - lowest))

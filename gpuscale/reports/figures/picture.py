@@ -158,8 +158,7 @@ def drawn(
         yield Picture(figure=figure, title=title, left_out=left_out)
         found = (axes.get_legend_handles_labels() for axes in figure.axes)
         labelled = {label: each for both in found for each, label in zip(*both, strict=True)}
-        longest = max(map(len, labelled), default=0)
-        column_in = _LEGEND_MARK_IN + longest / _LEGEND_CHARACTERS_PER_IN
+        column_in = _LEGEND_MARK_IN + max(map(len, labelled), default=0) / _LEGEND_CHARACTERS_PER_IN
         # The fewest columns that keep the number of lines: a curve and its baseline share a column.
         lines = math.ceil(len(labelled) / max(1, int(width_in / column_in)))
         figure.legend(

@@ -139,8 +139,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     notes = _notes([curve for curves in shown for curve in curves], measurements.baseline)
     what, device = ", ".join(quantities).capitalize(), every[0].configuration.device
     title = f"{what} over {device_word(device)}s: {', '.join(cases[:MOST_CASES])}"
-    height_in = 0.8 + 2.0 * len(shown)
-    with drawn(measurements, title, width_in, height_in, notes, left_out) as picture:
+    with drawn(measurements, title, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as picture:
         grid = picture.figure.subplots(len(shown), len(quantities), squeeze=False)
         for row, case, curves in zip(grid, cases, shown, strict=False):
             row[0].set_title(shortened(case), loc="left", fontweight="bold")

@@ -82,8 +82,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     if any(is_uncertain(each.efficiency) for each in worst):
         notes.append(f"{OPEN}: {UNCERTAIN}")
     left_out = left_out_of("row", len(budgets) - len(rows))
-    title = "What the efficiency was lost to"
-    return _picture(measurements, title, _SHARE, bars, notes, left_out)
+    return _picture(measurements, "What the efficiency was lost to", _SHARE, bars, notes, left_out)
 
 
 def _most_rows(before: Sequence[Run]) -> int:

@@ -74,8 +74,7 @@ def _strip(nodes: Iterable[tuple[NodeVerdict, Estimate]]) -> str:
         low, middle, high = (y(v, speed.value) for v in (speed.low, speed.value, speed.high))
         line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
         dot = f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="2.5" fill="currentColor"/>'
-        shown = f'{line} stroke="currentColor" stroke-opacity=".5"/>{dot}'
-        marks.append(_of_node(node, shown))
+        marks.append(_of_node(node, f'{line} stroke="currentColor" stroke-opacity=".5"/>{dot}'))
     for value in sorted({slowest, 0.0, fastest}):
         if value == 0 or abs(y(value, value) - zero) > 12:
             text = format_percent(value, signed=True) if value else "0 %"

@@ -66,9 +66,8 @@ def rows(subject: Subject) -> Section | None:
 def place_text(results: Results) -> str:
     """Return the place and time of results: `node017, 4× V100, 2026-11-20 02:10, job 4711`."""
     where, began = results.environment, datetime.fromisoformat(results.created_at)
-    job = f"job {where.job_id}" if where.job_id else ""
-    facts = where.host, where.hardware_label, f"{began:%Y-%m-%d %H:%M}", job
-    return ", ".join(filter(None, facts))
+    job, at = f"job {where.job_id}" if where.job_id else "", f"{began:%Y-%m-%d %H:%M}"
+    return ", ".join(filter(None, (where.host, where.hardware_label, at, job)))
 
 
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:

@@ -17,6 +17,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, significant
 from gpuscale.records import Baseline, Estimate, PointKey, Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
+from gpuscale.records.environment_diff import listed
 from gpuscale.reports import phrases
 from gpuscale.reports.columns import (
     SCALING,
@@ -215,10 +216,7 @@ def _notes_on_commands(runs: Sequence[Run]) -> Iterator[str]:
     """Yield notes on commands: on printed values that are judged, and on batch sizes not used."""
     used = (run.configuration for run in runs)
     if named := sorted({each.case for each in used if each.metric and each.command}):
-        yield (
-            f"{', '.join(named)}: figures as the command prints them; its warm-up and steadiness "
-            "are unknown"
-        )
+        yield f"{', '.join(named)}: as the command prints it; warm-up and steadiness are unknown"
     names = {run.configuration: run.key.name for run in runs if run.is_valid}
     for configuration, name in names.items():
         words = configuration.command
@@ -239,5 +237,7 @@ def failures(runs: Sequence[Run]) -> Iterator[str]:
     failed = ((run, run.failure) for run in runs if run.failure is not None)
     alike = by_key((failure.normalised_message, (run, failure)) for run, failure in failed)
     for (run, failure), *others in alike.values():
-        more = f"; the same in {phrases.counted(len(others), 'more run')}" if others else ""
+        rows = listed([*dict.fromkeys(r.label for r, _ in others if r.label != run.label)])
+        more = f"; likewise {phrases.counted(len(others), 'more run')}" if others else ""
+        more += f" ({rows})" if rows else ""
         yield f"{run.label}, run {run.index}: {failure.message}{more}"

@@ -124,8 +124,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     usual = msgspec.to_builtins(Tolerances())
     limits = msgspec.to_builtins(baseline.tolerances).items()
     if own := {name: value for name, value in limits if value != usual[name]}:
-        text = msgspec.json.format(msgspec.json.encode(own), indent=0).decode()
-        yield f"limits    {text}"
+        yield f"limits    {msgspec.json.format(msgspec.json.encode(own), indent=0).decode()}"
     if busy := phrases.busy_text(baseline.runs):
         yield f"beware    {busy}"
     yield ""

@@ -1,5 +1,6 @@
 """The parts of a step: efficiency budget, stragglers, phases, connections and paces of ranks."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,8 @@ NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
+_LIKELY_CHANCE, _UNLIKELY_CHANCE = 0.5, 0.05
+"""Probabilities of equal ranks above which no slow rank is named, and none without doubt."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -115,22 +118,24 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     steps = steps_of(run for run in runs if (run.configuration, run.key) == point)
     paces_s = [step.median.pace_s for step in steps]
     found = stragglers_of(steps, usual_skew_s=0.0)
-    count, of = found.seen_in or (len(steps), len(steps))
-    slowest = sum(step.slowest.rank in found.ranks for step in steps)
-    # Of two equal ranks, one is the slower in two runs of three.
-    by_chance = len(found.ranks) / budget.key.gpus
-    if 2 * count <= of or 2 * slowest <= (1 + by_chance) * len(steps):
+    behind = [step for step in steps if step.slowest.rank in found.ranks]
+    of, k, share = len(steps), len(behind), len(found.ranks) / budget.key.gpus
+    # Probability that, of equal ranks, some are the slowest in so many of the runs.
+    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
+    chance = tail / share if behind and of > 1 else float(not behind)
+    if chance > _LIKELY_CHANCE:
         yield "the slowest rank is another one from run to run, as by chance"
         return
-    behind = (step for step in steps if step.slowest.rank in found.ranks)
-    lags = sorted((step.skew_s / step.median.pace_s for step in behind), reverse=True)
-    lag = statistics.median(lags[:count] or [0.0])
+    lags = [step.skew_s / step.median.pace_s for step in behind]
     # A lag that is smaller than the difference between runs would be a figure of false precision.
-    if lag < max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1):
+    if statistics.median(lags) < max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1):
         return
-    where = f" in {count} of {of} runs" if of > 1 else ""
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
-    yield f"{who}: {format_percent(lag)} more time a step than the median rank{where}"
+    where = f" in {k} of {of} runs" if of > 1 else ""
+    by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
+    verb, doubt = "is" if len(found.ranks) == 1 else "are", ", which may be chance"
+    doubt = doubt if chance > _UNLIKELY_CHANCE else ""
+    yield f"{who} {verb} the slowest{where}, {by} behind the median rank{doubt}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
@@ -183,18 +188,12 @@ def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
     if any(step.phases_s["skew"] for step in steps.values()):
         yield "skew: what the slowest rank takes longer than the median rank"
     if any(step.phases_s["wait"] is not None for step in steps.values()):
-        yield (
-            "pipeline: phases of the slowest stage; wait: for other stages, with transfers that "
-            "nothing hides"
-        )
+        yield "pipeline: phases of the slowest stage; wait: for other stages and exposed transfers"
     several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
     inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
     for strategy, collectives in inside.items():
         if collectives is not None:
-            yield (
-                f"{strategy}: {collectives} are inside forward and backward; communication cannot "
-                "be separated"
-            )
+            yield f"{strategy}: {collectives} are inside forward and backward, and not separable"
 
 
 def _connection_lines(runs: Sequence[Run]) -> Iterator[str]:
