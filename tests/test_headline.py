@@ -311,8 +311,8 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
     assert headline(judged)["next"] == (
-        f"add these runs if you know of no change or fault, and measure again: {add} "
-        "'my night.jsonl'"
+        f"if you know of no change or fault, add these runs ({add} 'my night.jsonl'), and measure "
+        "again"
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
     of_itself = Statement.of("same_allocation", name="4739")
@@ -340,7 +340,7 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
         step = steps["next"]
         assert step.startswith(f"make about {more} more runs")
         assert f": pytest … --runs {in_all} --resume night.jsonl" in step
-        again = "and measure 40 runs a row into a new file: gpuscale baseline update --add"
+        again = "night.jsonl), and measure 40 runs a row into a new file"
         assert (again in steps.get("then", "")) is (rows == (both,))
         assert ("alone" in step) is (len(rows) == 2)
 

@@ -15,8 +15,8 @@ from gpuscale.reports.reason_words import ONCE_IDLE, WORDS, Words, parts_of
 _ADD = "gpuscale baseline update --add"
 _MORE_BEFORE = {
     "baseline": (
-        "add these runs if you know of no change or fault, and measure {again}: "
-        f"{_ADD} {{before}} {{after}}"
+        f"if you know of no change or fault, add these runs ({_ADD} {{before}} {{after}}), "
+        "and measure {again}"
     ),
     "results": (
         "make more runs of the earlier side, on the machine as it was: {maker} … --runs {runs} "
