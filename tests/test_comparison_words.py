@@ -27,10 +27,18 @@ from gpuscale.base.text import format_distinct, rough_percent
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Estimate, Results, Verdict
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    EntryVerdict,
+    Estimate,
+    Results,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
-from gpuscale.reports.comparison.rows import losses_found
+from gpuscale.reports.comparison.rows import loss_ruled_out
 from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.phrases import change_text, found_change_text
 from gpuscale.reports.show.step_parts import budget_findings
@@ -129,9 +137,25 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     assert format_distinct(rough_percent, 0.03, 0.05) == ["3.0 %", "5.0 %"]
     parts = [rough_percent(part) for part in (0.997, 1.0, 11.0)]
     assert parts == ["99.7 %", "100 %", "over 1000 %"]
-    found = (replace(entry(Verdict.OK), minimum_detectable_loss=loss) for loss in (0.7, 0.04, None))
-    said = "a loss of 4.0 % to more than half (by row) would be found 19 times in 20"
-    assert losses_found(found) == said
+    for loss, text_of in (
+        (0.7, "of more than half of samples/s "),
+        (0.04, "of 4.0 % of samples/s "),
+        (None, ""),
+    ):
+        doubt = replace(entry(Verdict.INCONCLUSIVE), minimum_detectable_loss=loss)
+        (row,) = viewed(comparison(replace(doubt, further_runs=None))).rows
+        assert row.short_reason == (text_of and f"a loss {text_of}would be found 19 times in 20")
+
+
+def test_rows_that_pass_beside_others_say_which_loss_they_rule_out() -> None:
+    passing = [
+        replace(entry(Verdict.OK, gpus=gpus), reason=Statement.of("bounded_loss", bound=bound))
+        for gpus, bound in ((1, 0.012), (2, 0.034))
+    ]
+    said_of = "rows that are ok: no loss of 3.4 % or more"
+    assert loss_ruled_out(viewed(comparison(*passing, entry(Verdict.MISSING))).rows) == said_of
+    # The headline says it if all pass.
+    assert loss_ruled_out(viewed(comparison(*passing)).rows) == ""
 
 
 def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs() -> None:
@@ -169,7 +193,7 @@ def test_runs_of_tonight_that_differ_more_are_named_beside_those_of_the_baseline
     ("kind", "words"),
     [
         ("baseline", "gpuscale baseline update --add"),
-        ("results", "the earlier side"),
+        ("results", "the earlier"),
         ("nights", "after more nights"),
     ],
 )

@@ -327,7 +327,7 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
         step = headline(comparison(*rows))["next"]
         assert re.match(
-            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs alone: ",
+            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs: ",
             step,
         )
 
@@ -335,14 +335,15 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
 def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell_more() -> None:
     both = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
     unknown = noisy("unknown_further_runs", too_few=3, in_all=12)
-    for rows, more, in_all in (((both,), 38, 40), ((unknown,), 10, 12), ((both, unknown), 10, 12)):
+    for rows, more, in_all in (((both,), 35, 37), ((unknown,), 10, 12), ((both, unknown), 10, 12)):
         steps = headline(comparison(*rows))
         step = steps["next"]
         assert step.startswith(f"make about {more} more runs")
         assert f": pytest … --runs {in_all} --resume night.jsonl" in step
         again = "night.jsonl), and measure 40 runs a row into a new file"
         assert (again in steps.get("then", "")) is (rows == (both,))
-        assert ("alone" in step) is (len(rows) == 2)
+        assert ("may settle mnist" in step) is (len(rows) == 2)
+        assert step.startswith(f"make about {more} more runs first:") is (rows == (both,))
 
 
 def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_worst() -> None:
@@ -354,9 +355,7 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
         "make about 10 more runs, which may settle it: pytest"
     )
     step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
-    assert step.startswith(
-        "make about 38 more runs, which may settle mnist_cnn/ddp (2) on 4 GPUs alone"
-    )
+    assert step.startswith("make about 35 more runs first, for mnist_cnn/ddp (2) on 4 GPUs: pytest")
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
 
 
@@ -370,14 +369,18 @@ def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> 
     )
 
 
-def test_a_side_that_has_the_runs_that_both_need_is_asked_for_none() -> None:
-    judged = replace(comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=2)))
-    before = replace(judged.before, files=("then.jsonl",), fewest_runs=1)
-    judged = replace(judged, before=before, baseline_kind="results")
-    assert headline(judged)["next"] == (
-        "make more runs of the earlier side, on the machine as it was: pytest … --runs 2 --resume "
-        "then.jsonl"
+def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonight() -> None:
+    judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=20))
+    between = replace(judged, before=replace(judged.before, files=("then.jsonl",)))
+    assert headline(replace(between, baseline_kind="results"))["next"] == (
+        "measure both sides again in turn, the earlier on the machine as it was: pytest … --runs "
+        "20 (about 4 min each)"
     )
+    # With those of tonight, the baseline has them.
+    ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
+    steps = headline(ours)
+    assert steps["next"].startswith("if you know of no change or fault, add these runs (")
+    assert "then" not in steps
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
@@ -389,9 +392,7 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
         options = "--run-seconds 12 --runs 6 (other options as before; about"
         assert command == f"pytest … {options} {minutes} min each)"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
-    assert soon.startswith(
-        "make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs alone: "
-    )
+    assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs: ")
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,7 @@ class MeasureOptions:
     def bounds_of_runs(self) -> tuple[int | None, int]:
         """Minimum and maximum runs per table row; the minimum is None if all runs are required."""
         fewest, most = self.runs or (None, 3 if self.baseline is None else 8)
-        is_judged = fewest is None and self.baseline is not None
-        return (FEWEST_RUNS if is_judged else fewest), most
+        return (FEWEST_RUNS if fewest is None and self.baseline is not None else fewest), most
 
 
 OPTIONS: Mapping[str, Option] = {

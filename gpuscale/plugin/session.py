@@ -282,6 +282,8 @@ class _MeasuringSession:
         if self._config.option.collectonly:
             return
         ignore_terminations()
+        # In pytest's summary, a needless run is a skipped one.
+        self._words.clear()
         rule, measured = self._maker.rule, self._maker.recorder.measured
         given = int(session.exitstatus)
         if rule is None:

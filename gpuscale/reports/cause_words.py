@@ -255,5 +255,5 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 """Next steps by code; words in brackets are left out if the hosts are known to be idle."""
-_LEAST_BACK, _LEAST_GAINED = 0.01, 0.1
+_LEAST_BACK, _LEAST_GAINED = 0.01, 0.05
 """Smallest reported part of an increase that shorter communication gave back."""

@@ -119,8 +119,7 @@ def _origin(file: Path) -> str:
             kind = "editable, folder" if direct_url.get("dir_info", {}).get("editable") else "from"
             return f"{kind} {Path(url.path).name}"
         commit = direct_url.get("vcs_info", {}).get("commit_id", "")[:12]
-        host = url.netloc.rpartition("@")[2]
-        return f"{url.scheme}://{host}{url.path}{commit and '@'}{commit}"
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}{commit and '@'}{commit}"
     except OSError:
         return ""
     except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):

@@ -66,8 +66,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
-        passing = " pass" if len({*verdicts}) > 1 else ""
-        return word, f"{len(rows)} {of_all}{passing}: {what}"
+        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
     what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)
@@ -116,7 +115,8 @@ def _loss(rows: Sequence[Row]) -> str:
     if entry.finding is Finding.SCALING_LOSS:
         # Rows of other batches may have other references.
         gains = [row.entry.reason.facts.get("reference", 0.0) for row in rows]
-        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}"
+        doubt = ", which may be chance" if entry.reason.facts.get("is_open_on_1") else ""
+        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}{doubt}"
         also = of_one if min(gains) > _NAMED_GAIN else ""
         return f"scaling got worse, E fell by {by}{within}{from_then}{also}"
     if phrases.rate_word(entry.configuration) == "performance":

@@ -19,8 +19,8 @@ _MORE_BEFORE = {
         "and measure {again}"
     ),
     "results": (
-        "make more runs of the earlier side, on the machine as it was: {maker} … --runs {runs} "
-        "--resume {before}"
+        "measure both sides again in turn, the earlier on the machine as it was: {maker} … "
+        "--runs {runs} ({about} each)"
     ),
     "sessions": (
         "measure the earlier side in further sessions, on the machine as it was, and make a "
@@ -38,6 +38,8 @@ _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
 _LARGEST_ADVISED_LIMIT = 0.5
+_FEW_MORE = 0.1
+"""Share of the runs that are needed on both sides without which these may settle a row too."""
 
 
 def next_steps(
@@ -105,9 +107,8 @@ def _for_open_rows(
     may_do = _asked(worst, "perhaps")
     wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
     if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
-        rest = _of_some(rows, wanted)
-        if not rest and not any(map(_soon, wanted)):
-            rest = ", which may settle it"
+        some = _some(rows, wanted)
+        rest = "" if some == "it" and any(map(_soon, wanted)) else f", which may settle {some}"
         in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
         more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
         return _more_now(comparison, rows, (more, in_all), maker, rest)
@@ -118,12 +119,11 @@ def _for_open_rows(
     return _remedy(comparison, [worst, *rows], rows, maker)
 
 
-def _of_some(rows: Sequence[Row], wanted: Sequence[Row]) -> str:
-    """Say which open rows further runs may settle; empty if these are all."""
+def _some(rows: Sequence[Row], wanted: Sequence[Row]) -> str:
+    """Return which open rows are `wanted`: `it` if these are all, the name of one, or some rows."""
     if len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows):
-        return ""
-    some = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
-    return f", which may settle {some} alone"
+        return "it"
+    return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
 
 
 def _is_single(row: Row) -> bool:
@@ -159,10 +159,15 @@ def _more_now(
         f"--runs {in_all} --resume {shlex.quote(files[0])}" if len(files) == 1 else f"--runs {more}"
     )
     given = "" if len(files) == 1 else ", and give that file too"
-    wall_s = (more + then) * sum(row.wall_s / (row.valid_runs or 1) for row in rows)
+    wall_s = (more + then) * _run_of_each_s(rows)
     takes = f"; {_about(wall_s)}{' in all' if then else ''}" if wall_s > 60 else ""
     command = f"{maker} … {how} ({_AS_BEFORE}{takes}){given}"
     return f"make about {phrases.counted(more, 'more run')}{of_rows}: {command}"
+
+
+def _run_of_each_s(rows: Sequence[Row]) -> float:
+    """Return the time that a run of each row takes, start-up included."""
+    return sum(row.wall_s / (row.valid_runs or 1) for row in rows)
 
 
 def _soon(row: Row) -> int:
@@ -270,23 +275,28 @@ def _more_before(
     parts = [part for row in rows for part in parts_of(row.entry.reason)]
     if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
         return _longer(comparison, worst, rows)
-    in_all = max(_asked(row, "of_both") for row in rows)
-    again = f"{in_all} runs a row into a new file" if in_all else "again"
-    lacking = in_all - (comparison.before.fewest_runs or 0)
-    then = in_all if kind == "baseline" else lacking
+    in_all, made = max(_asked(row, "of_both") for row in rows), max(row.valid_runs for row in rows)
     step = _MORE_BEFORE["sessions" if kind == "results" and not in_all else kind].format(
-        before=before, after=after, maker=maker, runs=in_all, again=again
+        before=before,
+        after=after,
+        maker=maker,
+        runs=in_all,
+        about=_about(in_all * _run_of_each_s(rows)),
+        again=f"{in_all} runs a row into a new file" if in_all else "again",
     )
+    lacking = in_all - (comparison.before.fewest_runs or 0)
+    # These runs are added to the baseline, or compared with it again.
+    more, then = (lacking - made, in_all) if kind == "baseline" else (in_all - made, lacking)
     if kind == "baseline" and (is_injected or is_changed):
         runs = f"about {phrases.counted(lacking, 'run')} a row" if lacking > 0 else "runs"
         step = f"add {runs} of the machine as it was: {_ADD} {before} FILE"
-        then = lacking
-    if in_all <= max(row.valid_runs for row in rows):
-        return step
-    more = in_all - max(row.valid_runs for row in rows)
-    of_rows = _of_some(rows, [row for row in rows if _asked(row, "of_both")])
-    now = _more_now(comparison, rows, (more, in_all), maker, of_rows, then)
-    return _OR.join(filter(None, (f"{now}{_THEN}{step}", _loosen(comparison, rows))))
+        more, then = in_all - made, lacking
+    if kind != "results" and more > _FEW_MORE * in_all:
+        some = _some(rows, [row for row in rows if _asked(row, "of_both")])
+        first = f" first{'' if some == 'it' else f', for {some}'}"
+        now = _more_now(comparison, rows, (more, made + more), maker, first, then)
+        step = f"{now}{_THEN}{step}"
+    return _OR.join(filter(None, (step, _loosen(comparison, rows) if in_all else "")))
 
 
 def _words(row: Row) -> list[Words]:

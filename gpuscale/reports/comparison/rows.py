@@ -173,9 +173,12 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
+    if (loss := entry.minimum_detectable_loss) is None:
+        return ""
+    of_most = "more than half" if loss > _MOST_FOUND else rough_percent(loss)
     # Beside an E, a loss could be taken for one of E.
-    of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
-    return losses_found([entry], " of samples/s" if of_speedup else "")
+    of_what = " of samples/s" if entry.changed_quantity is QuantityName.EFFICIENCY else ""
+    return f"a loss of {of_most}{of_what} would be {phrases.FOUND}"
 
 
 def _allowed(reason: Statement) -> str:
@@ -225,23 +228,14 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     return phrases.enumerated(phrases.row_texts(named, rows[0].entry.device, _NAMED_SUBJECTS))
 
 
-def losses_found(entries: Iterable[EntryVerdict], of_what: str = "") -> str:
-    """Describe the smallest detectable losses, `a loss of 2.3 % to 6.3 % (by row) …`, if known."""
-    losses = (entry.minimum_detectable_loss for entry in entries)
-    known = sorted(loss for loss in losses if loss is not None)
-    texts = ["more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in known]
-    if not texts:
+def loss_ruled_out(rows: Sequence[Row]) -> str:
+    """Return the loss that passing rows rule out, beside rows that do not; empty if unknown."""
+    passed = [row.entry for row in rows if row.entry.verdict is Verdict.OK]
+    parts = (part for entry in passed for part in parts_of(entry.reason))
+    bounds = [part.facts["bound"] for part in parts if part.code == "bounded_loss"]
+    if not bounds or len(passed) == len(rows):
         return ""
-    by_row = " (by row)" if texts[0] != texts[-1] else ""
-    return f"a loss of {phrases.format_range(texts)}{of_what}{by_row} would be {phrases.FOUND}"
-
-
-def losses_of_passed(rows: Sequence[Row]) -> str:
-    """Describe the smallest losses detectable in the rows that pass; empty if unknown."""
-    passed = [row.entry for row in rows if row.entry.verdict.is_pass]
-    of_speedup = any(entry.changed_quantity is QuantityName.EFFICIENCY for entry in passed)
-    found = losses_found(passed, " of samples/s" if of_speedup else "")
-    return f"in rows that pass, {found}" if found and len(passed) < len(rows) else found
+    return f"rows that are ok: no loss of {format_percent(max(bounds))} or more"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

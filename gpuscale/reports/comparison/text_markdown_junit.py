@@ -13,8 +13,7 @@ from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import (
     Row,
     detail_lines,
-    losses_found,
-    losses_of_passed,
+    loss_ruled_out,
     subject_of,
 )
 from gpuscale.reports.phrases import UNKNOWN, counted, few
@@ -116,11 +115,11 @@ def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """Explain the table, and state the smallest losses detectable in the rows that pass."""
+    """Explain the table, and state the loss that the rows that pass rule out."""
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    parts.append(losses_of_passed(rows))
+    parts.append(loss_ruled_out(rows))
     return "; ".join(filter(None, parts))
 
 
@@ -149,8 +148,7 @@ def markdown(view: View) -> str:
     notes = [f"- {_plain(note)}" for note in view.notes]
     blocks.append("\n".join(few(notes, _MOST_NOTES, "note")))
     if fine := [row for row in rows if row.entry.verdict.is_pass]:
-        found = losses_found(row.entry for row in fine)
-        folded = "\n\n".join(filter(None, (*_markdown_table(fine), found)))
+        folded = "\n\n".join(filter(None, (*_markdown_table(fine), loss_ruled_out(rows))))
         summary = f"{counted(len(fine), 'row')} without a loss"
         blocks.append(f"<details><summary>{summary}</summary>\n\n{folded}\n\n</details>")
     return "\n\n".join(filter(None, blocks))

@@ -11,7 +11,7 @@ from gpuscale.records.configuration import commands_text
 from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.rows import Item, Row, losses_of_passed
+from gpuscale.reports.comparison.rows import Item, Row, loss_ruled_out
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.page import (
@@ -95,7 +95,7 @@ def _compared(view: View) -> Section:
     legend = (
         f"E: efficiency, the speedup over the number of {device_word(devices[0])}s; 1 is ideal",
         "change: of what the verdict rests on, with its 95 % interval",
-        losses_of_passed(view.ranked),
+        loss_ruled_out(view.ranked),
     )
     return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
 
