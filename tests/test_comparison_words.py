@@ -152,7 +152,7 @@ def test_rows_that_pass_beside_others_say_which_loss_they_rule_out() -> None:
         replace(entry(Verdict.OK, gpus=gpus), reason=Statement.of("bounded_loss", bound=bound))
         for gpus, bound in ((1, 0.012), (2, 0.034))
     ]
-    said_of = "rows that are ok: no loss of 3.4 % or more"
+    said_of = "rows that are ok: no loss of 3.4 % or more (95 % confidence)"
     assert loss_ruled_out(viewed(comparison(*passing, entry(Verdict.MISSING))).rows) == said_of
     # The headline says it if all pass.
     assert loss_ruled_out(viewed(comparison(*passing)).rows) == ""

@@ -230,12 +230,11 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 def loss_ruled_out(rows: Sequence[Row]) -> str:
     """Return the loss that passing rows rule out, beside rows that do not; empty if unknown."""
-    passed = [row.entry for row in rows if row.entry.verdict is Verdict.OK]
-    parts = (part for entry in passed for part in parts_of(entry.reason))
-    bounds = [part.facts["bound"] for part in parts if part.code == "bounded_loss"]
-    if not bounds or len(passed) == len(rows):
+    passed = [row for row in rows if row.entry.verdict is Verdict.OK]
+    bounded = [row for row in passed if "bound" in row.entry.reason.facts]
+    if not bounded or len(passed) == len(rows):
         return ""
-    return f"rows that are ok: no loss of {format_percent(max(bounds))} or more"
+    return f"rows that are ok: {max(bounded, key=lambda r: r.entry.reason.facts['bound']).reason}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
