@@ -75,7 +75,7 @@ class Words(NamedTuple):
 WORDS: Mapping[str, Words] = {
     "no_loss": Words("no loss (95 % confidence)"),
     "bounded_loss": Words("no loss of {bound} or more (95 % confidence)"),
-    "one_sided_bound": Words("no loss of {bound} or more (one-sided, 95 % confidence)"),
+    "one_sided_loss": Words("no loss of {bound} or more (one-sided, 95 % confidence)"),
     "moved": Words("the {rate} on {gpus} {throughput}", beyond_table=""),
     "moved_with_efficiency": Words(
         "the {rate} on {gpus} {throughput}; E({n}) {efficiency}", beyond_table=""

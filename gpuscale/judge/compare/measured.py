@@ -113,7 +113,7 @@ def _reason(
         bound = max(quantity.stated_bound for quantity in quantities.tests)
         allowed = max(quantity.ok_bound for quantity in quantities.tests)
         # A row passes by a one-sided bound, which the two-sided interval may exceed.
-        code = "no_loss" if bound <= 0 else "bounded_loss" if bound <= allowed else "one_sided_bound"
+        code = "no_loss" if bound <= 0 else "bounded_loss" if bound <= allowed else "one_sided_loss"
         reason = Statement.of(code, bound=min(bound, allowed), allowed=allowed)
     else:
         reason = _moved(quantities, decision.finding)
