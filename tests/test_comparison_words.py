@@ -138,8 +138,8 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     parts = [rough_percent(part) for part in (0.997, 1.0, 11.0)]
     assert parts == ["99.7 %", "100 %", "over 1000 %"]
     for loss, text_of in (
-        (0.7, "of more than half of samples/s "),
-        (0.04, "of 4.0 % of samples/s "),
+        (0.7, "of more than half "),
+        (0.04, "of 4.0 % "),
         (None, ""),
     ):
         doubt = replace(entry(Verdict.INCONCLUSIVE), minimum_detectable_loss=loss)

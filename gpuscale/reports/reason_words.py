@@ -45,6 +45,7 @@ _CHANCE = (
     "the interval alone lies below zero, but with all that is judged, chance shows such a loss in "
     "{p} of comparisons, and only below {significance} is it called one"
 )
+_CHANCE_OF_E = f"{_CHANCE} (E, of two step times, is tested more strictly than one)"
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
@@ -123,9 +124,9 @@ WORDS: Mapping[str, Words] = {
         beyond_table=f"{_CHANCE}{{remedy}}",
     ),
     "efficiency_not_beyond_chance": Words(
-        f"{_CHANGED}, and the {{rate}} on {{gpus}} {{throughput}}: {_CHANCE}{{remedy}}",
-        short="E fell, but not by more than chance could do",
-        beyond_table=f"the {{rate}} on {{gpus}} {{throughput}}; {_CHANCE}{{remedy}}",
+        f"{_CHANGED}, and the {{rate}} on {{gpus}} {{throughput}}: {_CHANCE_OF_E}{{remedy}}",
+        short="E fell, perhaps by chance, and the {rate} on {gpus} {throughput}",
+        beyond_table=f"the {{rate}} on {{gpus}} {{throughput}}; {_CHANCE_OF_E}{{remedy}}",
     ),
     "unknown_end_moved": Words(
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"

@@ -188,7 +188,7 @@ def _longer(comparison: Comparison, worst: Row, rows: Sequence[Row]) -> str:
     longer = "find what disturbs these runs ('gpuscale doctor')"
     if worst.entry.device == "cpu":
         longer = "measure at another time or on a quieter machine"
-    if seconds := max(row.longer_s for row in alike):
+    if seconds := min(row.longer_s for row in alike):
         runs = min(max(_FEWEST_LONGER, comparison.after.most_runs or 0), _MOST_LONGER)
         command = f"pytest … --run-seconds {seconds} --runs {runs}"
         note = f"{_AS_BEFORE}; {_about(len(alike) * runs * seconds)} each"

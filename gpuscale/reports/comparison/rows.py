@@ -176,9 +176,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     if (loss := entry.minimum_detectable_loss) is None:
         return ""
     of_most = "more than half" if loss > _MOST_FOUND else rough_percent(loss)
-    # Beside an E, a loss could be taken for one of E.
-    of_what = " of samples/s" if entry.changed_quantity is QuantityName.EFFICIENCY else ""
-    return f"a loss of {of_most}{of_what} would be {phrases.FOUND}"
+    return f"a loss of {of_most} would be {phrases.FOUND}"
 
 
 def _allowed(reason: Statement) -> str:
