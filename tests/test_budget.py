@@ -1,6 +1,7 @@
 """Scaling points, and efficiency budgets of runs whose loss has a known place."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -172,10 +173,10 @@ def test_printed_points_add_up_and_stay_within_a_point(
     parts = {"communication": communication, "data": data, "skew": skew}
     key, value = EntryKey("mnist_cnn", "ddp", 4), Estimate(value=1 - sum((*parts.values(), rest)))
     budget = EfficiencyBudget(key=key, configuration=CNN, efficiency=value, parts=parts, rest=rest)
-    left, *terms = budget_text(budget).removeprefix("E ").replace(" = 1", "").split(" − ")
-    words = [term.replace("−", "-").split() for term in terms]
-    printed = {name: round(float(value) * 100) for name, value in words}
-    assert 100 - sum(printed.values()) == round(float(left) * 100)
+    text = budget_text(budget)
+    terms = re.findall(r" ([−+]) (\w+) (\d\.\d\d)", text)
+    printed = {name: round(float(n) * 100) * (-1 if sign == "+" else 1) for sign, name, n in terms}
+    assert 100 - sum(printed.values()) == round(float(text.split()[1]) * 100)
     for name, part in {**parts, "rest": rest}.items():
         assert abs(printed[name] - part * 100) <= 1 + 1e-6
     # Pages and pictures have the same numbers and signs.

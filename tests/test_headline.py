@@ -386,11 +386,11 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonigh
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
     uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
-    for minutes, rows in ((2, (uneven,)), (3, (uneven, lower))):
+    for time, rows in (("80 s", (uneven,)), ("3 min", (uneven, lower))):
         asked, command = headline(comparison(*rows))["next"].split(": ")
         assert asked.startswith("measure both sides in longer runs")
         options = "--run-seconds 12 --runs 6 (other options as before; about"
-        assert command == f"pytest … {options} {minutes} min each)"
+        assert command == f"pytest … {options} {time} each)"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
     assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs: ")
 

@@ -146,6 +146,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     device_uuids: tuple[str, ...] = ()
     is_whole_host: bool = False
     """True if all ranks of one host, and no ranks of other hosts, are affected."""
+    is_own_lag: bool = False
+    """True if `before_s` is the lag of the named rank, not of the slowest rank of each run."""
     seen_in: tuple[int, int] | None = None
     """Number of runs that show the cause, and number of all runs."""
     evidence: tuple[Evidence, ...] = ()

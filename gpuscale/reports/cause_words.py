@@ -128,15 +128,15 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
             who += f" ({', '.join((*cause.hosts, *cause.device_uuids))})"
     how, slow = "", "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
     if cause.kind is CauseKind.DATA:
-        how, slow = f" with {'their' if several else 'its'} batches", "late with data"
-    runs = "" if cause.ranks else "; it is another rank from run to run"
+        how, slow = " with its batches", "late with data"
+    runs = "; it is another rank from run to run"
     if cause.ranks and cause.seen_in:
         seen, of = cause.seen_in
-        runs = f" ({'' if seen == of else 'more than usual '}in {seen} of {counted(of, 'run')})"
+        runs = f"{'' if seen == of else 'more than usual '}in {seen} of {counted(of, 'run')}"
+        runs = f" {runs}" if cause.is_own_lag else f"; slow: {who}, {runs}"
     return f"{name} {slow} {added}", (
-        f"{who} {'lag' if several else 'lags'} "
-        f"{duration(cause.after_s)} a step behind the median rank{how} {_baseline(cause)}, "
-        f"and the others wait{runs}"
+        f"{who if cause.is_own_lag else 'the slowest rank'} lags {duration(cause.after_s)} a step "
+        f"behind the median rank{how} {_baseline(cause)}, and the others wait{runs}"
     )
 
 

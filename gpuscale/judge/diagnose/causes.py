@@ -107,7 +107,8 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
         if found.hosts:
             remedy = _look_at_devices(row, found.hosts)
     symptoms = tuple(each for each in row.symptoms if each.uuid in found.device_uuids)
-    return structs.replace(found, kind=kind, evidence=symptoms, remedy=remedy)
+    is_own = len(found.ranks) == 1 and any(s.not_median is not None for s in row.point.before)
+    return structs.replace(found, kind=kind, evidence=symptoms, remedy=remedy, is_own_lag=is_own)
 
 
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:

@@ -217,7 +217,8 @@ def _is_slower(row: Row) -> bool:
 def _about(seconds: float) -> str:
     """Format a roughly known duration: `about 12 min`, `about 3 h`."""
     minutes = math.ceil(seconds / 60)
-    return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
+    short = f"{minutes} min" if seconds > 100 else f"{math.ceil(seconds / 10) * 10} s"
+    return f"about {short if minutes < 120 else f'{round(minutes / 60)} h'}"
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:

@@ -29,8 +29,8 @@ NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
-_LIKELY_CHANCE, _UNLIKELY_CHANCE = 0.5, 0.05
-"""Probabilities of equal ranks above which no slow rank is named, and none without doubt."""
+_UNLIKELY_CHANCE = 0.05
+"""Probability of equal ranks above which a slow rank is named as a doubtful one."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -105,8 +105,7 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 def budget_text(budget: EfficiencyBudget) -> str:
     """Format a budget with decimals that add up: `E 0.84 = 1 − communication 0.09 − …`."""
     efficiency, *lost = budget.hundredths.items()
-    shares = ((name, f"{value / 100:.2f}".replace("-", "−")) for name, value in lost)
-    terms = "".join(f" − {name} {share}" for name, share in shares)
+    terms = "".join(f" {'+' if n < 0 else '−'} {name} {abs(n) / 100:.2f}" for name, n in lost)
     absent = ", ".join(budget.absent)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
     doubt = f" {phrases.OPEN}" if phrases.is_uncertain(budget.efficiency) else ""
@@ -122,8 +121,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     of, k, share = len(steps), len(behind), len(found.ranks) / budget.key.gpus
     # Probability that, of equal ranks, some are the slowest in so many of the runs.
     tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
-    chance = tail / share if behind and of > 1 else float(not behind)
-    if chance > _LIKELY_CHANCE:
+    if not behind:
         yield "the slowest rank is another one from run to run, as by chance"
         return
     lags = [step.skew_s / step.median.pace_s for step in behind]
@@ -133,9 +131,8 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    verb, doubt = "is" if len(found.ranks) == 1 else "are", ", which may be chance"
-    doubt = doubt if chance > _UNLIKELY_CHANCE else ""
-    yield f"{who} {verb} the slowest{where}, {by} behind the median rank{doubt}"
+    doubt = ", which may be chance" if of > 1 and tail / share > _UNLIKELY_CHANCE else ""
+    yield f"{who}: the slowest{where}, {by} behind the median rank{doubt}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
