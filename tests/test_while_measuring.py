@@ -16,6 +16,7 @@ from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
 from gpuscale.judge.stopping import DecidedVerdict, RowStatus, SequentialPlan
 from gpuscale.records import Baseline, Failure, Results, Run, Statement, Verdict
+from gpuscale.reports.reason_words import reason_text
 
 PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
 BF16 = replace(builders.CNN, precision="bf16")
@@ -268,3 +269,15 @@ def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
         alarms += step.comparison.exit_code == 1
     # 1% is 0.6 of 60; 4 or more would then come up less than once in 100 times.
     assert alarms < 4
+
+
+def test_a_row_that_is_open_only_since_it_was_looked_at_often_says_so() -> None:
+    def times_s(*places: int) -> dict[int, list[float]]:
+        return {1: [0.1 + 0.004 * place for place in places]}
+
+    before = baseline(times_s(-1, 1, -1, 1, -1, 1))
+    now = measured(times_s(-1, 0, 1, -1, 0, 1, -1, 1))
+    assert compare(before, [now]).entries[0].verdict is Verdict.OK
+    row = _row(judge_session(before, now), 1)
+    assert row.entry.verdict is Verdict.INCONCLUSIVE
+    assert "looked at run by run, ok needs 98.1 % confidence" in reason_text(row.entry)

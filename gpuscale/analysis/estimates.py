@@ -193,8 +193,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
     first, *others = sorted(parts, key=lambda part: part.df)
     ratio = distance / math.sqrt(variance)
     largest = t_probability(-ratio, first.df)
-    smallest = t_probability(-ratio, math.inf)
-    if not others or smallest > RELEVANT or largest < _SMALLEST_TAIL:
+    if not others or t_probability(-ratio, math.inf) > RELEVANT or largest < _SMALLEST_TAIL:
         return largest
     # Solve for the quantile of the part with the fewest degrees of freedom. It lies between the
     # quantile if all parts had as few, and the quantile if there were no other part.

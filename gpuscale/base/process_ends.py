@@ -97,8 +97,7 @@ def end_descendants(
     """
 
     def living() -> set[int]:
-        named = processes_with(variable) if variable else set()
-        return (living_descendants() | named) - {spared}
+        return living_descendants().union(processes_with(variable) if variable else ()) - {spared}
 
     def is_child(process: int) -> bool:
         with suppress(OSError):

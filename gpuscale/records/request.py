@@ -55,8 +55,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     run_seconds = run_seconds or plan.run_seconds
     if run_seconds <= plan.run_seconds:
         return replace(plan, run_seconds=run_seconds)
-    most_windows_s = plan.windows * plan.window_s * _WITH_UNSYNCED
-    longer = 1 + (run_seconds - plan.run_seconds) / most_windows_s
+    longer = 1 + (run_seconds - plan.run_seconds) / (plan.windows * plan.window_s * _WITH_UNSYNCED)
     return replace(
         plan,
         windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),

@@ -57,6 +57,7 @@ class Facts(TypedDict, total=False):
     p: float | None
     reference: float
     significance: float
+    looked: float | None
     throughput: float
     tonight: float
     tolerance: float

@@ -99,8 +99,7 @@ def probe_place(probe: Probe) -> str:
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
     """Yield a text for each device or group of devices with the same symptoms."""
     texts = by_key(((each.uuid, each.host), symptom_text(each)) for each in symptoms)
-    alike = by_key(("; ".join(own), device) for device, own in texts.items())
-    for text, devices in alike.items():
+    for text, devices in by_key(("; ".join(own), device) for device, own in texts.items()).items():
         hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
         several = f"{len(devices)} GPUs{hosts and f' on {hosts}'}"
         yield f"{device_text(*devices[0]) if len(devices) == 1 else several}: {text}"

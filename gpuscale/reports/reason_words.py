@@ -36,7 +36,7 @@ ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
 _CHANGED = "{quantity} changed by {change}"
-_NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
+_NOT_EXCLUDED = "a loss of {ok_bound} is not excluded{looked}"
 _WITHIN_MARGIN = (
     "the interval lies below zero, but the loss is within the margin of {margin}, and "
     f"{_NOT_EXCLUDED}"
@@ -114,7 +114,9 @@ WORDS: Mapping[str, Words] = {
         beyond_table=_SINGLE_RUN,
         remedy="measure three runs or more of each row",
     ),
-    "loss_not_excluded": Words(f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy}}", beyond_table="{remedy}"),
+    "loss_not_excluded": Words(
+        f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy}}", beyond_table="{looked}{remedy}"
+    ),
     "within_margin": Words(
         f"{_CHANGED}: {_WITHIN_MARGIN}{{remedy}}", beyond_table=f"{_WITHIN_MARGIN}{{remedy}}"
     ),
@@ -404,6 +406,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     ),
     "is_open_on_1": lambda is_open: ", which may be chance" if is_open else "",
     "load": load_text,
+    "looked": lambda level: f"; looked at run by run, ok needs {format_percent(level)} confidence",
     "made": lambda count: counted(count, "run"),
     "names": listed,
     "needed": lambda count: counted(count, "further run"),
@@ -421,7 +424,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     """Fill in a sentence template with the formatted facts of the statement."""
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
-    texts = {"tonight": "", "is_open_on_1": "", **texts}
+    texts = {"tonight": "", "is_open_on_1": "", "looked": "", **texts}
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuscale.analysis.estimates import Difference
+from gpuscale.analysis.estimates import CONFIDENCE, Difference
 from gpuscale.analysis.probabilities import benjamini_hochberg
 from gpuscale.judge.compare.changes import MetricChange, Pairing, metric_changes, pairings_of
 from gpuscale.judge.compare.matching import MatchedRow
@@ -166,6 +166,7 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
         margin=quantity.limits.margin,
         ok_bound=quantity.ok_bound,
         significance=quantity.rates.significance,
+        looked=None if quantity.rates.confidence <= CONFIDENCE else quantity.rates.confidence,
         p=quantity.p_worse,
         remedy=remedy,
     )

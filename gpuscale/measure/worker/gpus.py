@@ -169,8 +169,7 @@ def _runs_on_amd(architecture: str, target: str) -> bool:
     built_for, *wanted = architecture.split(":")
     processor, *features = target.split(":")
     # The name of a build for a family, such as `gfx9-4-generic`, does not list processors.
-    is_built_for = built_for == processor or built_for.endswith("-generic")
-    return is_built_for and set(wanted) <= set(features)
+    return (built_for == processor or built_for.endswith("-generic")) and {*wanted} <= {*features}
 
 
 def _cudnn_version() -> str | None:

@@ -166,8 +166,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
     if rows:
         *names, last = cells
         header = f"| {' | '.join((*names, 'change', last))} | |"
-        rules = "|---|--:" + "|---" * (len(names) + 1) + "|"
-        yield "\n".join((header, rules, *lines[:_MOST_ROWS]))
+        yield "\n".join((header, f"|---|--:{'|---' * (len(names) + 1)}|", *lines[:_MOST_ROWS]))
         yield from few(lines, _MOST_ROWS, "row")[_MOST_ROWS:]
 
 
