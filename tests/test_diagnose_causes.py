@@ -145,6 +145,8 @@ def test_lost_xgmi_links_and_their_errors_are_named_where_communication_is_slowe
         (step(computing_s=9.0, forward_s=3.5), None),
         # The backward pass got shorter.
         (step(computing_s=9.0, forward_s=4.5), "forward"),
+        # It gave back what the optimizer took, which counts none the less.
+        (step(computing_s=9.0, forward_s=4.0, optimizer_s=1.6), None),
     ],
 )
 def test_a_phase_with_most_of_the_loss_points_to_the_script(after: Step, phase: str | None) -> None:
