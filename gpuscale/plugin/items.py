@@ -209,7 +209,7 @@ def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
     """Measure the case by this file's only test, and return the exit code of the session."""
     # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
-    settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
+    settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin", "-rN"]
     # Otherwise pytest-benchmark leaves an empty folder here.
     settings += ["--benchmark-storage", f"file://{os.devnull}"]
     return int(pytest.main([*settings, __file__, *options], plugins=[CommandItem(case)]))
