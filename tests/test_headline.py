@@ -376,6 +376,9 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonigh
         "measure both sides again in turn, the earlier on the machine as it was: pytest … --runs "
         "20 (about 4 min each)"
     )
+    # Other tools' results tell no time.
+    imported = dict(viewed(replace(between, baseline_kind="results")).headline)
+    assert imported["next"].endswith("pytest … --runs 20")
     # With those of tonight, the baseline has them.
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
     steps = headline(ours)

@@ -20,7 +20,7 @@ _MORE_BEFORE = {
     ),
     "results": (
         "measure both sides again in turn, the earlier on the machine as it was: {maker} … "
-        "--runs {runs} ({about} each)"
+        "--runs {runs}{about}"
     ),
     "sessions": (
         "measure the earlier side in further sessions, on the machine as it was, and make a "
@@ -282,7 +282,7 @@ def _more_before(
         after=after,
         maker=maker,
         runs=in_all,
-        about=_about(in_all * _run_of_each_s(rows)),
+        about=f" ({_about(s)} each)" if (s := in_all * _run_of_each_s(rows)) else "",
         again=f"{in_all} runs a row into a new file" if in_all else "again",
     )
     lacking = in_all - (comparison.before.fewest_runs or 0)
