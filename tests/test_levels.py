@@ -296,7 +296,7 @@ def test_a_slow_recovery_from_a_loss_is_a_change_too() -> None:
 
 def test_last_nights_that_may_be_slower_are_suspect_before_they_are_a_step() -> None:
     level = [0.0, 0.01, -0.01, 0.01, -0.01]
-    assert suspect_nights([*level, 0.12]) == 1
+    assert suspect_nights([*level, 0.12]) == suspect_nights([0.0, 0.001, 0.0, 0.001, 0.12]) == 1
     assert suspect_nights([*level, 0.12, 0.15, 0.11]) == 3
     assert suspect_nights([*level, 0.12, 0.0, 0.01]) == 0
     # Faster ones are not, nor fewer than four nights before them, nor a loss within the margin.

@@ -242,10 +242,14 @@ def test_without_a_baseline_rows_with_a_number_are_counted() -> None:
     assert alone["MEASURED"] == "1 row; no baseline was given, so nothing is judged"
 
 
-@pytest.mark.parametrize(("faster", "tone"), [(0.8, "loss"), (1.25, "pass")])
-def test_the_changes_of_nights_are_marked_as_losses_or_gains(faster: float, tone: str) -> None:
+@pytest.mark.parametrize(
+    ("faster", "tone", "gpus"), [(0.8, "loss", (1, 2)), (1.25, "pass", (1, 2)), (0.8, "loss", (1,))]
+)
+def test_the_changes_of_nights_are_marked_as_losses_or_gains(
+    faster: float, tone: str, gpus: tuple[int, ...]
+) -> None:
     factors = [1.0] * 8 + [faster] * 4
-    made = (Night(job=str(n), day=n, faster=each, gpus=(1, 2)) for n, each in enumerate(factors))
+    made = (Night(job=str(n), day=n, faster=each, gpus=gpus) for n, each in enumerate(factors))
     found = [*map(results_of_night, made)]
     section = known(nights(Subject(results=found, history=history_of(found))))
     assert {block.tone for block in section.blocks} == {tone}
