@@ -62,7 +62,7 @@ mutants-%: setup
 	rm -rf build/mutants/$*
 	mkdir -p build/mutants/$*
 	git archive HEAD | tar -x -C build/mutants/$*
-	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$$PWD" && \
 	cosmic-ray init tests/mutants/$*.toml session.sqlite && \
 	cr-filter-operators session.sqlite tests/mutants/operators.toml && \
 	python tests/mutants/drawn.py session.sqlite $(SHARE) $(SEED) && \
