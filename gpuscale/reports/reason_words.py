@@ -45,7 +45,7 @@ _CHANCE = (
     "the interval alone lies below zero, but with all that is judged, chance shows such a loss in "
     "{p} of comparisons, and only below {significance} is it called one"
 )
-_CHANCE_OF_E = f"{_CHANCE} (E, of two step times, is tested more strictly than one)"
+_CHANCE_OF_E = f"{_CHANCE} (E is tested more strictly than a step time)"
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"

@@ -213,9 +213,8 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
         return cause
     slower = sorted((each for each in changes if each.is_slower), key=lambda c: c.change.value)
     # Faults that all devices share would bury the other evidence.
-    return structs.replace(
-        cause, evidence=(*cause.evidence, *(slower[:_MOST_SHOWN] or changes[:1]))
-    )
+    shown = slower[:_MOST_SHOWN] or changes[:1]
+    return structs.replace(cause, evidence=(*cause.evidence, *shown))
 
 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:

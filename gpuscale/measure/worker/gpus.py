@@ -169,7 +169,8 @@ def _runs_on_amd(architecture: str, target: str) -> bool:
     built_for, *wanted = architecture.split(":")
     processor, *features = target.split(":")
     # The name of a build for a family, such as `gfx9-4-generic`, does not list processors.
-    return (built_for == processor or built_for.endswith("-generic")) and {*wanted} <= {*features}
+    is_built_for = built_for == processor or built_for.endswith("-generic")
+    return is_built_for and set(wanted) <= set(features)
 
 
 def _cudnn_version() -> str | None:

@@ -33,13 +33,13 @@ _MORE_BEFORE = {
 _LONGER = "measure both sides in longer runs, which may differ less"
 _LIMIT = "accept losses of up to {loss} in {rows}: ok_bound {bound} (docs/baselines.md)"
 _THEN, _OR = "\nthen ", "\nor "
-"""Separators of steps in advice: a line begins with the label of its step."""
+"""Separators of steps in a text: each step begins on a new line, with its label."""
 _AS_BEFORE = "other options as before"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
 _LARGEST_ADVISED_LIMIT = 0.5
 _FEW_MORE = 0.1
-"""Share of the runs that are needed on both sides without which these may settle a row too."""
+"""Largest share of the runs needed on both sides that may be lacking and is not asked for."""
 
 
 def next_steps(
@@ -166,7 +166,7 @@ def _more_now(
 
 
 def _run_of_each_s(rows: Sequence[Row]) -> float:
-    """Return the time that a run of each row takes, start-up included."""
+    """Return the seconds that one run of every row takes, start-up included."""
     return sum(row.wall_s / (row.valid_runs or 1) for row in rows)
 
 

@@ -227,7 +227,7 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def loss_ruled_out(rows: Sequence[Row]) -> str:
-    """Return the loss that passing rows rule out, beside rows that do not; empty if unknown."""
+    """Say which loss the passing rows rule out; empty if unknown, or if all rows pass."""
     passed = [row for row in rows if row.entry.verdict is Verdict.OK]
     bounded = [row for row in passed if "bound" in row.entry.reason.facts]
     if not bounded or len(passed) == len(rows):

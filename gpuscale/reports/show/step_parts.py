@@ -30,7 +30,7 @@ NAMED_DATA_WAIT = 0.1
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
 _UNLIKELY_CHANCE = 0.05
-"""Probability of equal ranks above which a slow rank is named as a doubtful one."""
+"""A slow rank is doubtful if one of equal ranks is as often the slowest more probably than this."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
