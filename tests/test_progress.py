@@ -2,6 +2,8 @@
 
 import io
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,9 +163,33 @@ def test_a_command_is_called_silent_only_without_a_line(
         (tmp_path / "progress").write_text(line)
     launcher = SimpleNamespace(running=RunDirectory(path=tmp_path))
     stream = io.StringIO()
-    with terminal.progress_line(stream, launcher, asked):  # type: ignore[arg-type] # enough of one
+    with terminal.progress_line(stream, launcher, asked):  # type: ignore[arg-type] # enough
         within_limit(lambda: stream.getvalue() != "")
     assert ("nothing printed yet" in stream.getvalue()) is (line is None)
+
+
+@pytest.mark.parametrize(("length", "room"), [(72, 6), (77, 1), (78, 0), (79, 0), (80, 78)])
+def test_progress_takes_what_an_item_leaves_of_its_line_but_the_last_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, room: int
+) -> None:
+    texts: list[str | None] = []
+
+    @contextmanager
+    def drawn_once(stream: object, text: Callable[[], str | None], **_: bool) -> Iterator[None]:
+        texts.append(text())
+        yield
+
+    monkeypatch.setattr(terminal, "redrawn", drawn_once)
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", f"{'x' * length} (call)")
+    stream, launcher = io.StringIO(), SimpleNamespace(running=RunDirectory(path=tmp_path))
+    for progress in (None, "window\t5\t10"):
+        request = request_for(tmp_path, "")
+        if progress:
+            (tmp_path / "progress").write_text(progress)
+        with terminal.progress_line(stream, launcher, request):  # type: ignore[arg-type] # enough
+            pass
+    assert texts == ["nothing printed yet"[:room], progress_text("window", 5, 10, room)]
 
 
 @pytest.mark.parametrize("done", [0, 5, 10])

@@ -88,18 +88,16 @@ def references_of(points: Collection[PointKey]) -> dict[PointKey, PointKey]:
     }
 
 
-def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tuple[Entry, ...]:
-    """Group runs by configuration and number of GPUs.
+def grouped(placed: Sequence[tuple[str, Run]]) -> tuple[Entry, ...]:
+    """Group runs, each given with its allocation, by configuration and number of GPUs.
 
     Groups are sorted by first appearance of their configurations, then by number of GPUs. Runs that
-    differ in batch or sample shape form separate entries. `allocations` has the allocation of each
-    run; if omitted, all runs count as one allocation.
+    differ in batch or sample shape form separate entries.
     """
-    made = zip(allocations or [""] * len(runs), runs, strict=True)
-    by_point = by_key(zip(point_keys(runs), made, strict=True))
+    by_point = by_key(zip(point_keys([run for _, run in placed]), placed, strict=True))
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(by_point)))}
     references = references_of(
-        [key for key, placed in by_point.items() if any(run.is_valid for _, run in placed)]
+        [key for key, pairs in by_point.items() if any(run.is_valid for _, run in pairs)]
     )
     entries: dict[PointKey | None, Entry] = {}
     # A reference, on 1 GPU, precedes the entries that refer to it.
@@ -111,7 +109,7 @@ def grouped(runs: Sequence[Run], allocations: Sequence[str] | None = None) -> tu
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     """Return a scaling point for each case, configuration and number of GPUs among the runs."""
-    return tuple(entry.point for entry in grouped(runs))
+    return tuple(entry.point for entry in grouped([("", run) for run in runs]))
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:

@@ -138,7 +138,7 @@ class TypicalStep:
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
     """Return the average step of each point with measured phases, by configuration, then GPUs."""
     found = {}
-    for entry in grouped(runs):
+    for entry in grouped([("", run) for run in runs]):
         if steps := steps_of(entry.valid):
             phases = [_phases_s(step) for step in steps]
             means_s = {name: known_mean(each[name] for each in phases) for name in phases[0]}
@@ -212,7 +212,7 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     """
     return tuple(
         _budget(entry, entry.reference)
-        for entry in grouped(runs)
+        for entry in grouped([("", run) for run in runs])
         if entry.reference is not None and entry.point.step_time_s is not None
     )
 

@@ -181,9 +181,8 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 
 def side_of_baseline(baseline: Baseline) -> Side:
     """Build one side from the measured runs of a baseline."""
-    allocations = [run.allocation or baseline.name for run in baseline.runs]
     return Side(
-        entries=grouped(baseline.runs, allocations),
+        entries=grouped([(run.allocation or baseline.name, run) for run in baseline.runs]),
         environments=[*baseline.environments.values()],
         by_allocation=baseline.environments,
         written_at=[*filter(None, [baseline.recorded_at])],
@@ -194,9 +193,8 @@ def side_of_baseline(baseline: Baseline) -> Side:
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
     placed = [(result, run) for result in results for run in result.runs]
-    allocations = [result.allocation_of(run) for result, run in placed]
     return Side(
-        entries=grouped([run for _, run in placed], allocations),
+        entries=grouped([(result.allocation_of(run), run) for result, run in placed]),
         environments=[result.environment for result in results],
         by_allocation={result.allocation_of(run): result.environment for result, run in placed},
         written_at=[result.created_at for result in results],

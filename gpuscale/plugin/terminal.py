@@ -189,7 +189,6 @@ def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
         batch_per_gpu=run.batch_per_gpu,
     )
     benchmark.params = {**(benchmark.params or {}), "scaling": label}
-    benchmark.skipped = False
     step_times_s = iter([w.time_s / steps for w in run.windows for _ in range(steps)])
 
     def advance() -> None:
