@@ -22,6 +22,7 @@ from hosts import skip_unless_required
 from statements import known
 
 from gpuscale.base.errors import FileError, UsageError
+from gpuscale.campaigns.bisection import kinds
 from gpuscale.campaigns.bisection.commits import Commits
 from gpuscale.campaigns.bisection.kinds import Variables, side_of, uv_program
 from gpuscale.campaigns.bisection.packages import Packages
@@ -438,7 +439,7 @@ def test_what_uv_refuses_is_said_in_one_line(site: Path, monkeypatch: pytest.Mon
         if fault:
             (site / "uv").write_text(f"#!/bin/sh\necho '{fault}' >&2\nexit 2\n")
             (site / "uv").chmod(0o755)
-            monkeypatch.setattr("gpuscale.cli.bisect.uv_program", lambda: str(site / "uv"))
+            monkeypatch.setattr(kinds, "uv_program", lambda: str(site / "uv"))
         words = ["good.txt", "bad.txt", "--gpus", "1", *more, "--", "python", "train.py"]
         answer = gpuscale("bisect", *words, cwd=site, variables={"UV_HTTP_RETRIES": "0"})
         *_, problem = answer.stderr.splitlines()

@@ -17,7 +17,7 @@ from builders import (
     results,
     results_text,
 )
-from builders.comparisons import comparison, entry, noisy, viewed
+from builders.comparisons import advice, comparison, entry, noisy, viewed
 from builders.nights import Fault, Night, baseline_of, results_of_night
 from changing import replace
 from command_line import gpuscale
@@ -201,10 +201,9 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
     for remedy, runs in (("baseline_runs_differ", 40), ("nights_differ", 0)):
         doubt = comparison(noisy(remedy, deviation=0.1, of_both=runs))
         doubt = replace(doubt, baseline_kind=kind)
-        steps = said(doubt)
-        step = steps.get("then", steps["next"])
-        assert words in step
-        assert ("gpuscale baseline" in step) == (kind == "baseline" or "sessions" in step)
+        steps = advice(doubt)
+        assert words in steps
+        assert ("gpuscale baseline" in steps) == (kind == "baseline" or "sessions" in steps)
 
 
 def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 from builders import CNN, environment, measured
-from builders.comparisons import ALL_REDUCE, comparison, entry, headline, noisy, view, viewed
+from builders.comparisons import (
+    ALL_REDUCE,
+    advice,
+    comparison,
+    entry,
+    headline,
+    noisy,
+    view,
+    viewed,
+)
 from changing import replace
 
 from gpuscale.judge.compare import compare
@@ -31,9 +40,7 @@ from gpuscale.reports.comparison.text_markdown_junit import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
-MORE_RUNS = (
-    "make about 3 more runs: pytest … --runs 5 --resume night.jsonl (other options as before)"
-)
+MORE_RUNS = "make about 3 more runs (other options as before)"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 SIDES = ("busy_host_before", "busy_host")
@@ -310,9 +317,9 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     before = replace(judged.before, files=("baselines/ours.json",))
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
-    assert headline(judged)["next"] == (
-        f"if you know of no change or fault, add these runs ({add} 'my night.jsonl'), and measure "
-        "again"
+    assert advice(judged) == (
+        "next if you know of no change or fault, add these runs to the baseline\n"
+        f"run {add} 'my night.jsonl'\nthen measure again"
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
     of_itself = Statement.of("same_allocation", name="4739")
@@ -327,8 +334,7 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
         step = headline(comparison(*rows))["next"]
         assert re.match(
-            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs: ",
-            step,
+            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs \(", step
         )
 
 
@@ -336,14 +342,17 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
     both = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
     unknown = noisy("unknown_further_runs", too_few=3, in_all=12)
     for rows, more, in_all in (((both,), 35, 37), ((unknown,), 10, 12), ((both, unknown), 10, 12)):
-        steps = headline(comparison(*rows))
-        step = steps["next"]
-        assert step.startswith(f"make about {more} more runs")
-        assert f": pytest … --runs {in_all} --resume night.jsonl" in step
-        again = "night.jsonl), and measure 40 runs a row into a new file"
-        assert (again in steps.get("then", "")) is (rows == (both,))
+        step, command, *others = advice(comparison(*rows)).splitlines()
+        assert step.startswith(f"next make about {more} more runs")
+        assert command == f"run pytest … --runs {in_all} --resume night.jsonl"
+        assert bool(others) is (rows == (both,))
         assert ("may settle mnist" in step) is (len(rows) == 2)
-        assert step.startswith(f"make about {more} more runs first:") is (rows == (both,))
+        assert step.startswith(f"next make about {more} more runs first (") is (rows == (both,))
+        if others:
+            *added, again, measured_again = others
+            assert added[1] == "run gpuscale baseline update --add night.jsonl night.jsonl"
+            assert again.startswith("then measure 40 runs a row into a new file (")
+            assert measured_again == "run pytest … --runs 40"
 
 
 def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_worst() -> None:
@@ -352,50 +361,76 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
     uneven = noisy("baseline_runs_differ", deviation=0.05, of_both=40)
     lower = Estimate(value=-0.2, low=-0.5, high=0.05)
     assert headline(comparison(toss))["next"].startswith(
-        "make about 10 more runs, which may settle it: pytest"
+        "make about 10 more runs, which may settle it ("
     )
     step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
-    assert step.startswith("make about 35 more runs first, for mnist_cnn/ddp (2) on 4 GPUs: pytest")
+    assert step.startswith("make about 35 more runs first, for mnist_cnn/ddp (2) on 4 GPUs (")
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
 
 
 def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> None:
     judged = comparison(noisy("further_runs", needed=3))
     judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
-    step = headline(judged)["next"]
-    assert step == (
-        "make about 3 more runs: pytest … --runs 3 (other options as before), and give that file "
-        "too"
+    assert advice(judged) == (
+        "next make about 3 more runs, and give that file too (other options as before)\n"
+        "run pytest … --runs 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "advised"),
+    [
+        ("pytest bench_cases --gpus 1,2", "pytest bench_cases --gpus 1,2 OPTIONS"),
+        ("pytest --runs=3 --results a.jsonl 'my cases'", "pytest 'my cases' OPTIONS"),
+        ("pytest --runs 3 cases --resume a.jsonl", "pytest cases OPTIONS"),
+        (
+            "gpuscale run --gpus 2 -- sh -c 'a {gpus}'",
+            "gpuscale run --gpus 2 OPTIONS -- sh -c 'a {gpus}'",
+        ),
+        ("gpuscale run --runs 3 -- train --runs 9", "gpuscale run OPTIONS -- train --runs 9"),
+    ],
+)
+def test_a_command_that_is_known_is_given_whole(typed: str, advised: str) -> None:
+    judged = comparison(noisy("further_runs", needed=3))
+    judged = replace(judged, after=replace(judged.after, files=("tonight.jsonl",)))
+    made = replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), started_as=typed)
+    told = dict(viewed(judged, made).headline)
+    assert told["next"] == "make about 3 more runs"
+    assert told["run"] == advised.replace("OPTIONS", "--runs 5 --resume tonight.jsonl")
+    # Of results that were measured by different commands, none is known.
+    other = replace(measured({1: [0.1, 0.1]}, job_id="other"), started_as="pytest others")
+    told = dict(viewed(judged, made, other).headline)
+    assert told["next"] == "make about 3 more runs (other options as before)"
+    assert told["run"] == "pytest … --runs 5 --resume tonight.jsonl"
 
 
 def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonight() -> None:
     judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=20))
     between = replace(judged, before=replace(judged.before, files=("then.jsonl",)))
-    assert headline(replace(between, baseline_kind="results"))["next"] == (
-        "measure both sides again in turn, the earlier on the machine as it was: pytest … --runs "
-        "20 (about 4 min each)"
-    )
+    between = replace(between, baseline_kind="results")
+    step = "next measure both sides again in turn, the earlier on the machine as it was"
+    command = "run pytest … --runs 20"
+    known = "(other options as before; about 4 min each)"
+    assert advice(between) == f"{step} {known}\n{command}"
     # Other tools' results tell no time.
-    imported = dict(viewed(replace(between, baseline_kind="results")).headline)
-    assert imported["next"].endswith("pytest … --runs 20")
+    assert advice(viewed(between)) == f"{step} (other options as before)\n{command}"
     # With those of tonight, the baseline has them.
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
-    steps = headline(ours)
-    assert steps["next"].startswith("if you know of no change or fault, add these runs (")
-    assert "then" not in steps
+    first, *_, last = advice(ours).splitlines()
+    assert first == "next if you know of no change or fault, add these runs to the baseline"
+    assert last == "run pytest … --runs 20"
 
 
 def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> None:
     uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for time, rows in (("80 s", (uneven,)), ("3 min", (uneven, lower))):
-        asked, command = headline(comparison(*rows))["next"].split(": ")
-        assert asked.startswith("measure both sides in longer runs")
-        options = "--run-seconds 12 --runs 6 (other options as before; about"
-        assert command == f"pytest … {options} {time} each)"
+        asked, command = advice(comparison(*rows)).splitlines()
+        assert asked.startswith("next measure both sides in longer runs")
+        assert asked.endswith(f"(other options as before; about {time} each)")
+        assert command == "run pytest … --run-seconds 12 --runs 6"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
-    assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs: ")
+    assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs (")
 
 
 @pytest.mark.parametrize(
@@ -415,7 +450,7 @@ def test_longer_runs_are_not_asked_for_again_or_where_runs_differ_from_start_to_
     runs = tuple(replace(run, windows=run.windows * windows) for run in made.runs)
     uneven = noisy("runs_differ", deviation=0.2)
     judged = comparison(replace(uneven, configuration=configuration))
-    step = dict(viewed(judged, replace(made, runs=runs)).headline)["next"]
+    step = advice(viewed(judged, replace(made, runs=runs)))
     assert ("--run-seconds 16 --runs 6" in step) is is_asked
     assert ("find what disturbs these runs" in step) is not is_asked
     on_cpu = replace(configuration, device="cpu")
@@ -434,6 +469,6 @@ def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_bas
     cases = [view(comparison(slower)), view(comparison(uneven, notes=(changed,)))]
     add = "gpuscale baseline update --add night.jsonl FILE"
     for each in (*cases, view(comparison(uneven), "data=3ms")):
-        assert dict(each.headline)["next"] == f"add runs of the machine as it was: {add}"
+        assert advice(each) == f"next add runs of the machine as it was\nrun {add}"
     soon = headline(comparison(slower, noisy("further_runs", needed=3)))["next"]
     assert "make about 3 more runs, " in soon

@@ -10,11 +10,11 @@ from hosts import processes_in, skip_unless_required
 from measuring import run_gpuscale, run_pytest, write_case
 from test_run_command import QUICK, RANKS_OF_TORCH, script
 
+from gpuscale.base.text import joined
 from gpuscale.measure.evidence.software import libraries_among
 from gpuscale.records import NodeEvidence
 from gpuscale.records.evidence import Library
 from gpuscale.store.results import read_results
-from gpuscale.workload.command_case import joined
 
 ON_TWO = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
 # A model in DDP would have each rank import as much again.

@@ -1,6 +1,7 @@
 """A session that was ended goes on: only what lacks is measured, into the same file."""
 
 import re
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -170,6 +171,24 @@ def test_options_that_train_in_another_way_are_refused(asked: RunRequest, differ
 def recorder_in(folder: Path, where: Environment, name: str = "night.jsonl") -> Recorder:
     options = parse_options({"gpus": "1", "results": str(folder / name)})
     return Recorder(where, options, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "recorded"),
+    [
+        (["/usr/bin/pytest", "my cases", "--gpus=1,2"], "pytest 'my cases' --gpus=1,2"),
+        (["/site/pytest/__main__.py", "cases"], "pytest cases"),
+        (["/site/gpuscale/__main__.py", "run", "--", "a", "{gpus}"], "gpuscale run -- a {gpus}"),
+        (["nightly.py", "--gpus", "1"], None),
+        (["/usr/bin/gpuscale", "run", "--", "sh", "-c", "a\nb"], None),
+    ],
+)
+def test_results_know_the_command_line_that_made_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], recorded: str | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    recorder = recorder_in(tmp_path, environment())
+    assert recorder.measured.started_as == recorded
 
 
 def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:

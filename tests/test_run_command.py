@@ -12,12 +12,13 @@ from measuring import REPOSITORY, command_case, run_gpuscale, run_pytest
 from statements import known
 
 from gpuscale.base.errors import CaseError
+from gpuscale.base.text import joined
 from gpuscale.cli.run import name_of_command
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment, GpuDevice, Node
 from gpuscale.store.results import read_results
-from gpuscale.workload.command_case import CommandCase, filled, joined, validate_scaling
+from gpuscale.workload.command_case import CommandCase, filled, validate_scaling
 
 PYTHON = sys.executable
 RANKS_OF_TORCH = (PYTHON, "-m", "torch.distributed.run")
@@ -64,6 +65,7 @@ def test_the_script_of_the_walk_through_is_measured(tmp_path: Path) -> None:
     done = run_gpuscale(tmp_path, "run", *asked, "--", *ranks).ended()
     (run,) = done.results.runs
     assert run.is_valid
+    assert done.results.started_as == joined(("gpuscale", "run", *asked, "--", *ranks))
 
 
 def test_a_silent_script_is_waited_for_twice(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Text for people and files: numbers with units, counts in options, and text safe to print."""
+"""Text for people and files: numbers with units, options, commands, and text safe to print."""
 
 import codecs
 import io
 import math
 import re
+import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TextIO
 
 _MOST_MORE_DIGITS = 3
@@ -45,6 +46,7 @@ _IN_ASCII = {
 }
 SPELT_OUT = "gpuscale-spelt-out"
 """Name of the codec error handler that `spell_out` sets for streams."""
+_SAFE_IN_SHELL = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
@@ -162,6 +164,26 @@ def parse_count(text: str, at_least: int = 1) -> int:
     if not at_least <= number <= _MOST_COUNT:
         raise ArgumentTypeError(f"'{text}' is not a whole number from {at_least} to {_MOST_COUNT}")
     return number
+
+
+def joined(words: Iterable[str]) -> str:
+    """Join the words into a command line, quoted where necessary; braces are not quoted."""
+    quoted = (word if _SAFE_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
+    return " ".join(quoted)
+
+
+def without_options(words: Iterable[str], names: Container[str]) -> list[str]:
+    """Return the words of a command without these options, each of which takes a value."""
+    kept, rest = list[str](), iter(words)
+    for word in rest:
+        name, is_value_in_word, _ = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
+        if name not in names:
+            kept.append(word)
+        elif not is_value_in_word:
+            next(rest, None)
+    return kept
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -16,16 +16,8 @@ from typing import Any
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import counted, format_seconds
+from gpuscale.campaigns.bisection import kinds
 from gpuscale.campaigns.bisection.commits import Commits
-from gpuscale.campaigns.bisection.kinds import (
-    Applied,
-    Kind,
-    Variables,
-    differences_elsewhere,
-    side_of,
-    uv_program,
-    validate_sides,
-)
 from gpuscale.campaigns.bisection.packages import Packages
 from gpuscale.campaigns.bisection.search import Search
 from gpuscale.campaigns.bisection.trials import AlternatingTrials, SpeedDifference, TrialRunner
@@ -121,21 +113,21 @@ def run(arguments: argparse.Namespace) -> int:
     return _reported(arguments, found, runner, lines)
 
 
-def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> Kind:
+def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool) -> kinds.Kind:
     if arguments.git is not None:
         return Commits(repository=arguments.git, span=sides[0])
-    good, bad = (side_of(Path(side)) for side in sides)
+    good, bad = (kinds.side_of(Path(side)) for side in sides)
     if good.pins == bad.pins and good.variables != bad.variables:
-        left = differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
-        return Variables(good=good.variables, bad=bad.variables, not_tried=left)
-    validate_sides(good, bad)
+        left = kinds.differences_elsewhere(good, bad, tried={*good.variables, *bad.variables})
+        return kinds.Variables(good=good.variables, bad=bad.variables, not_tried=left)
+    kinds.validate_sides(good, bad)
     python = good.python or bad.python or (sys.executable if not is_command else "")
     here = ".".join(platform.python_version_tuple()[:2])
     if not is_command and (good.python_version or here) != here:
         problem = f"GOOD has Python {good.python_version}, gpuscale runs in {here}"
         raise UsageError(f"{problem}, so it cannot train a case there; install it in that Python")
     return Packages(
-        uv=uv_program(),
+        uv=kinds.uv_program(),
         python=python,
         good=good,
         bad=bad,
@@ -160,7 +152,7 @@ def _searched(
     moments_s = [time.monotonic()]
 
     def tell(
-        number: int, sides: Sequence[Applied], steps: Sequence[SpeedDifference] | None
+        number: int, sides: Sequence[kinds.Applied], steps: Sequence[SpeedDifference] | None
     ) -> None:
         if steps is None and number == 1:
             # The error that is raised below reports it.

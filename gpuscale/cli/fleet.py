@@ -23,16 +23,8 @@ from gpuscale.records.cause import NodeState
 from gpuscale.records.record import to_json
 from gpuscale.reports.campaign_text import FLEET_FORMATS, SweepView, evidence_of
 from gpuscale.reports.phrases import devices_text
-from gpuscale.store.campaign_folders import (
-    SWEEP_JSON,
-    SWEEPS,
-    SweepJob,
-    SweepRecord,
-    past_visits,
-    read_sweep,
-    results_of_sweep,
-    visit_of,
-)
+from gpuscale.store import campaign_folders
+from gpuscale.store.campaign_folders import SWEEP_JSON, SWEEPS, SweepRecord, read_sweep
 from gpuscale.store.files import file_errors, sole_use, write_report
 
 RESULTS = "GPUSCALE_FLEET_RESULTS"
@@ -181,7 +173,7 @@ def _announcement(request: JobRequest, record: SweepRecord, jobs: int) -> str:
 def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> int:
     place, environment = folder.absolute(), job_environment(None)
 
-    def submit(job: SweepJob, name: str) -> str:
+    def submit(job: campaign_folders.SweepJob, name: str) -> str:
         log = place / "logs" / f"{job.node}-{job.number}.log"
         options = [f"--nodelist={job.node}", f"--job-name={name}", f"--output={log}"]
         options += [f"--nice={arguments.nice}"] if arguments.nice else []
@@ -207,9 +199,9 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 def view_of_sweep(folder: Path) -> SweepView:
     """Judge the sweep in a folder, with earlier sweeps of the same kind for comparison."""
     record = read_sweep(folder)
-    read = [*results_of_sweep(folder, record)]
-    visits = [visit_of(job, results, record.partition) for job, results in read]
-    nodes = judge(visits, past_visits(folder, record), record.not_measured())
+    read = [*campaign_folders.results_of_sweep(folder, record)]
+    visits = [campaign_folders.visit_of(job, results, record.partition) for job, results in read]
+    nodes = judge(visits, campaign_folders.past_visits(folder, record), record.not_measured())
     errors_s = {job.node: job.clock_error_s(results) for job, results in read}
     return SweepView(
         record=record,

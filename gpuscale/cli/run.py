@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.base.errors import CaseError, UsageError
+from gpuscale.base.text import joined
 from gpuscale.cli.inputs import direction
 from gpuscale.plugin.option_types import words_for_pytest
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, parse_options
@@ -76,7 +77,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[comman
     attributes: dict[str, Any] = {
         "name": classmethod(lambda cls: name),
         "__module__": __name__,
-        "command": command_case.joined(words),
+        "command": joined(words),
         "batch": next(iter(options.batches or ()), None),
         "global_batch": arguments.global_batch,
         "launch": arguments.launch,

@@ -46,6 +46,8 @@ class Side:
     probes: Sequence[Probe] = ()
     injections: tuple[str, ...] = ()
     """Faults injected into the runs on purpose."""
+    started_as: str | None = None
+    """Command that measured all results; None if unknown or if there were several."""
 
     @cached_property
     def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
@@ -193,6 +195,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build one side from the runs of all results."""
     placed = [(result, run) for result in results for run in result.runs]
+    started = {result.started_as for result in results}
     return Side(
         entries=grouped([(result.allocation_of(run), run) for result, run in placed]),
         environments=[result.environment for result in results],
@@ -200,6 +203,7 @@ def side_of_results(results: Sequence[Results]) -> Side:
         written_at=[result.created_at for result in results],
         probes=[probe for result in results for probe in result.probes],
         injections=tuple(dict.fromkeys(each for r in results for each in r.injections)),
+        started_as=started.pop() if len(started) == 1 else None,
     )
 
 

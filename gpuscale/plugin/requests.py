@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuscale.base.errors import CaseError, UsageError
 from gpuscale.base.host import SITE, is_gpu, is_map
 from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, STRATEGIES
+from gpuscale.base.text import joined
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Configuration, Environment, RunRequest
@@ -18,7 +19,7 @@ from gpuscale.records.configuration import DataKind
 from gpuscale.records.request import CommandRequest, timing_plan
 from gpuscale.workload import command_case
 from gpuscale.workload.cases import Case, TrainingCase, validate_count
-from gpuscale.workload.command_case import CommandCase, joined
+from gpuscale.workload.command_case import CommandCase
 from gpuscale.workload.injections import parse_injection
 
 

@@ -1,6 +1,7 @@
 """The results file of a session, and the checks before runs are added to an existing file."""
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import UsageError
+from gpuscale.base.text import clean, joined
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import (
     Environment,
@@ -55,6 +57,7 @@ class Recorder:
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
             environment=environment,
+            started_as=_started_as(),
             injections=options.injections,
         )
         if resumed is not None:
@@ -112,6 +115,14 @@ class Recorder:
         """Close the results file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _started_as() -> str | None:
+    """Return the command line of this process if it fits on a line; None for another program."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    line = joined((name, *sys.argv[1:]))
+    return line if name in ("pytest", "gpuscale") and line == clean(line) else None
 
 
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:

@@ -183,6 +183,13 @@ FIELDS = (
           shown="{} not, since the last reset",
           meaning="new memory errors that ECC could not correct"),
 )
+
+_CLOCK_EVENTS = (
+    "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
+    "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
+    "display_clock_setting", "board_limit", "reliability",
+)
+"""Names of the clock event reasons, in the order of the bits in NVML's mask."""
 # fmt: on
 
 NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.reduce != "shares"}
@@ -197,21 +204,6 @@ _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "min": min,
     "increase": sum,
 }
-
-_CLOCK_EVENTS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-    "board_limit",
-    "reliability",
-)
-"""Names of the clock event reasons, in the order of the bits in NVML's mask."""
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:

@@ -151,6 +151,8 @@ class Header(Record, frozen=True, kw_only=True):
     created_at: Moment
     gpuscale_version: Name
     environment: Environment
+    started_as: Line | None = None
+    """Command line of the first session of the file; None if unknown."""
     injections: tuple[Name, ...] = ()
     """Faults injected on purpose; results with such faults never count as real measurements."""
     probes: tuple[Probe, ...] = ()

@@ -16,22 +16,14 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.environment_diff import environment_text, listed
+from gpuscale.reports import phrases
 from gpuscale.reports.cause_evidence import device_text
-from gpuscale.reports.phrases import (
-    SEVERAL_UNITS,
-    amount_text,
-    counted,
-    devices_text,
-    found_change_text,
-    load_text,
-    percent_text,
-    rate_word,
-    row_texts,
-    to_minutes,
-)
+from gpuscale.reports.phrases import counted, devices_text, found_change_text, rate_word, to_minutes
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
+LONGER = "longer runs"
+"""Remedy whose text depends on all rows (`next_step`)."""
 ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
 _SINGLE_RUN = "a single run does not show how much runs differ"
@@ -144,7 +136,7 @@ WORDS: Mapping[str, Words] = {
     "runs_differ": Words(
         "further runs like these would probably not settle it, since those{on_1} deviate "
         "by {deviation}",
-        remedy="{longer}",
+        remedy=LONGER,
     ),
     "baseline_runs_differ": Words(
         "if nothing changed, it probably takes {of_both} runs on both sides to settle it, "
@@ -238,7 +230,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "no_row_left": Words("no row is left after the choice by --case and --gpus"),
     "rows_selected": Words("only chosen rows are judged, and verdicts are corrected for these"),
-    "several_units": Words(f"{SEVERAL_UNITS}: {{conditions}}"),
+    "several_units": Words(f"{phrases.SEVERAL_UNITS}: {{conditions}}"),
     "unused_override": Words("tolerances.{name} matches no row ({one}; there is {names})"),
     "newer_baseline": Words(
         "the baseline was measured after these results: the two sides may be the wrong way round",
@@ -350,7 +342,9 @@ def metric_reason(metric: MetricVerdict) -> str:
     spec, change, bound = metric.metric, metric.change, metric.loss_bound
     of_step = " of the step time" if spec.in_points else ""
     if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        then, now = (amount_text(end.value, spec.unit) for end in (metric.baseline, metric.current))
+        then, now = (
+            phrases.amount_text(end.value, spec.unit) for end in (metric.baseline, metric.current)
+        )
         return f"{spec.words} {_rose_or_fell(change.value)}{of_step}, from {then} to {now}"
     if bound is None:
         return _SINGLE_RUN
@@ -399,13 +393,13 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "packages": lambda count: f"{counted(count, 'package')} differ{'s' if count == 1 else ''}",
     "deviation": rough_percent,
     "tonight": lambda deviation: f" and these by {rough_percent(deviation)}",
-    "difference": percent_text,
+    "difference": phrases.percent_text,
     "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": lambda counts: ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items()
     ),
     "is_open_on_1": lambda is_open: ", which may be chance" if is_open else "",
-    "load": load_text,
+    "load": phrases.load_text,
     "looked": lambda level: f"; looked at run by run, ok needs {format_percent(level)} confidence",
     "made": lambda count: counted(count, "run"),
     "names": listed,
@@ -440,7 +434,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
     if isinstance(fact, EntryKey):
         return fact.label_on(device)
     if name == "rows":
-        return ", ".join(row_texts(((key.name, key.gpus) for key in fact), device))
+        return ", ".join(phrases.row_texts(((key.name, key.gpus) for key in fact), device))
     if isinstance(fact, FieldChange):
         field = fact.name.replace("_", " ").replace("gpu", device_word(device))
         return f"{field}: {_field_text(fact.before)} → {_field_text(fact.after)}"

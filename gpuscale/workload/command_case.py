@@ -39,7 +39,6 @@ NO_BATCH = (
     "the command does not print how many samples a step has; give --batch N (on each GPU) or "
     "--samples-per-step N (over all)"
 )
-_SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 class CommandCase(Case):
@@ -258,8 +257,3 @@ def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> s
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
     """Return the words with their placeholders replaced by values."""
     return [word.format_map(values) for word in words]
-
-
-def joined(words: Sequence[str]) -> str:
-    """Join the words into a command line, quoted where necessary; braces are not quoted."""
-    return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

@@ -189,6 +189,13 @@ def headline(shown: Comparison) -> dict[str, str]:
     return dict(view(shown).headline)
 
 
+def advice(shown: View | Comparison) -> str:
+    """The steps in the first lines of the comparison, a line each with its label."""
+    lines = (shown if isinstance(shown, View) else view(shown)).headline
+    first = next(at for at, (label, _) in enumerate(lines) if label == "next")
+    return "\n".join(" ".join(line) for line in lines[first:])
+
+
 def noisy(remedy: str, /, **facts: Any) -> EntryVerdict:
     """An inconclusive row whose reason has this remedy."""
     change = Estimate(value=-0.03, low=-0.08, high=0.02)

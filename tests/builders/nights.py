@@ -120,6 +120,7 @@ def results_of_night(night: Night) -> Results:
         created_at=night.began_at.isoformat(timespec="milliseconds"),
         gpuscale_version="0",
         environment=_environment(night),
+        started_as=f"pytest bench_cases --gpus {','.join(map(str, night.gpus))}",
         injections=night.injections,
         runs=tuple(runs),
     )

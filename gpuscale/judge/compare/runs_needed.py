@@ -12,13 +12,7 @@ from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.changes import Pairing
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import largest_spread
-from gpuscale.judge.compare.verdict import (
-    NAMING_SIGNIFICANCE,
-    ErrorRates,
-    Quantity,
-    Rule,
-    decide,
-)
+from gpuscale.judge.compare.verdict import NAMING_SIGNIFICANCE, ErrorRates, Quantity, Rule, decide
 from gpuscale.records import Facts, QuantityName, Statement, Verdict
 from gpuscale.records.run import were_hosts_busy
 

@@ -85,8 +85,8 @@ def view_of(comparison: Comparison, measured: Side) -> View:
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)
     counts = {entry.key.gpus for entry in comparison.entries if entry.verdict.is_judged}
-    steps = next_steps(comparison, ranked, is_injected=bool(measured.injections))
-    headline += tuple(steps)
+    steps = tuple(next_steps(comparison, ranked, measured))
+    headline += steps
     explained = _explanations(ranked, [text for _, text in steps])
     return View(
         comparison=comparison,

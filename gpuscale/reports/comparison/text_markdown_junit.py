@@ -10,17 +10,13 @@ from xml.etree.ElementTree import Element, SubElement
 from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import (
-    Row,
-    detail_lines,
-    loss_ruled_out,
-    subject_of,
-)
+from gpuscale.reports.comparison.rows import Row, detail_lines, loss_ruled_out, subject_of
 from gpuscale.reports.phrases import UNKNOWN, counted, few
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
+_QUOTED = re.compile("'[^']*'")
 
 
 def text(view: View) -> str:
@@ -56,11 +52,20 @@ def _lines(view: View) -> Iterator[str]:
 def _headline(view: View) -> Iterator[str]:
     width = max(len(label) for label, _ in view.headline) + len(_GAP)
     for number, (label, text) in enumerate(view.headline):
-        first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns)
+        first, *rest = _labelled(f"{label:<{width}}", text, view.screen.columns)
         if number == 0 and view.ranked:
             word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
             first = word + first[len(label) :]
         yield from (first, *rest)
+
+
+def _labelled(label: str, text: str, columns: int) -> list[str]:
+    """Return a label and its text as lines; those of a command can be pasted into a shell."""
+    if label.split() != ["run"]:
+        return wrapped(f"{label}{text}", columns)
+    unbroken = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", "\u00a0"), text)
+    *lines, last = wrapped(f"{label}{unbroken}", columns - 2)
+    return [*(f"{line} \\" for line in lines), last]
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
@@ -141,7 +146,10 @@ def markdown(view: View) -> str:
     blocks += [
         f"### {_SIGNS[worst]} Scaling: {view.outcome}",
         f"**{view.summary}** (exit code {view.exit_code})",
-        "\n".join(f"- **{_plain(label)}** {_plain(text)}" for label, text in view.headline),
+        "\n".join(
+            f"- **{_plain(label)}** {f'`{text}`' if label == 'run' else _plain(text)}"
+            for label, text in view.headline
+        ),
     ]
     blocks += _markdown_table([row for row in rows if not row.entry.verdict.is_pass])
     blocks += few([*_reasons(view.explanations)], _MOST_REASONS, "reason")

@@ -15,17 +15,8 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent
 from gpuscale.records import Estimate, PointKey, Scaling
 from gpuscale.records.environment_diff import environment_text
-from gpuscale.reports.figures.picture import (
-    COLUMN_IN,
-    INK,
-    STYLES,
-    SURFACE,
-    Measurements,
-    Picture,
-    distinct_names,
-    drawn,
-    left_out_of,
-)
+from gpuscale.reports.figures import picture
+from gpuscale.reports.figures.picture import Measurements, Picture, drawn
 from gpuscale.reports.phrases import busy_text, percent_text, row_text
 
 MOST_ROWS = 8
@@ -41,7 +32,7 @@ _BOLD = (
     "bold: the change between the levels beside it, each the mean of at most 15 nights, without "
     "outlying ones; of a slow drift, medians of the last week and of the one that differs most"
 )
-_COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
+_COLOR, _LEVEL_COLOR = picture.STYLES["ddp"][0], picture.STYLES["dp"][0]
 _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
 """Size of the nights' names in points, and width of a character as a share of all nights."""
 
@@ -53,16 +44,16 @@ def history_picture(measurements: Measurements) -> Picture | None:
         return None
     ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
     shown = ordered[:MOST_ROWS]
-    names = distinct_names([row.point.configuration for row in history.rows])
+    names = picture.distinct_names([row.point.configuration for row in history.rows])
     labels = [row_text(names, row.point.configuration, row.point.gpus) for row in shown]
-    left_out = left_out_of("row", len(ordered) - len(shown))
+    left_out = picture.left_out_of("row", len(ordered) - len(shown))
     points = {row.point for row in shown}
     rates = [_rates(night, points) for night in history.nights]
     height_in, notes = 0.9 + 1.05 * len(shown), [_BARS, *_notes(history)]
     if any(row.changes for row in shown):
         notes.insert(1, _BOLD)
-    with drawn(measurements, history.label, COLUMN_IN, height_in, notes, left_out) as picture:
-        grid = picture.figure.subplots(len(shown), sharex=True, squeeze=False)
+    with drawn(measurements, history.label, picture.COLUMN_IN, height_in, notes, left_out) as image:
+        grid = image.figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, rates)
             title = f"{label} (UNCLEAR: its last level is not drawn)" if row.is_unclear else label
@@ -79,7 +70,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         grid[-1][0].set_xlim(-margin, max(last + margin, *(at + width for at in (0, *moments))))
         labels = [_tick_label(history.names[index]) for index in named]
         grid[-1][0].set_xticks(named, labels, fontsize=_TICK_PT)
-    return picture
+    return image
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
@@ -137,7 +128,8 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     ]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=_COLOR, linewidth=0.8)
-    for label, face, indices in ("night", _COLOR, usual), ("outlying night", SURFACE, row.outlying):
+    faces = {"night": (_COLOR, usual), "outlying night": (picture.SURFACE, row.outlying)}
+    for label, (face, indices) in faces.items():
         # A line without points would extend to the figure's corner and narrow the rest.
         if indices:
             axes.plot(
@@ -218,7 +210,7 @@ def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: 
         for each in row.changes
     }
     for moment in changes:
-        axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
+        axes.axvline(moment, color=picture.INK, linewidth=1.0, label="level changed")
     above: dict[float, str] = {at: f"↑ {apart}" for at, apart in beyond.items() if apart[0] == "+"}
     below: dict[float, str] = {at: f"↓ {apart}" for at, apart in beyond.items() if at not in above}
     for texts, at_top in (({**changes, **above}, True), (below, False)):
@@ -237,5 +229,5 @@ def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: 
                 va="top" if at_top else "bottom",
                 ha="right" if on_left else "left",
                 **({"fontweight": "bold"} if at in changes else {"fontsize": 6.5}),
-                bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5, "alpha": 0.7},
+                bbox={"facecolor": picture.SURFACE, "edgecolor": "none", "pad": 0.5, "alpha": 0.7},
             )

@@ -12,20 +12,8 @@ from gpuscale.analysis.scaling import published_points, scaling_points
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
 from gpuscale.records import Baseline, Configuration, Estimate, ScalingPoint
-from gpuscale.reports.figures.picture import (
-    COLUMN_IN,
-    INK,
-    PAGE_IN,
-    SURFACE,
-    Measurements,
-    Picture,
-    Style,
-    distinct_names,
-    drawn,
-    left_out_of,
-    shortened,
-    styles_of,
-)
+from gpuscale.reports.figures import picture
+from gpuscale.reports.figures.picture import Measurements, Picture, drawn
 from gpuscale.reports.phrases import configurations_text
 
 Quantity = Literal["time", "throughput", "speedup"]
@@ -113,7 +101,7 @@ def _curves_of(measurements: Measurements) -> Sequence[_Curve]:
 
 
 def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, _Curve]:
-    names = distinct_names([point.configuration for point in points])
+    names = picture.distinct_names([point.configuration for point in points])
     return {
         each: _Curve(own, names[each].removeprefix(f"{each.case}/"), origin)
         for each, own in by_key((point.configuration, point) for point in points).items()
@@ -128,28 +116,28 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         return None
     cases = [*dict.fromkeys(curve.configuration.case for curve in every)]
     labels = {curve.label: curve.configuration.strategy for curve in every}
-    styles = styles_of(labels)
+    styles = picture.styles_of(labels)
     shown = [
         [curve for curve in every if curve.configuration.case == case and curve.label in styles]
         for case in cases[:MOST_CASES]
     ]
-    left_out = left_out_of("case", len(cases) - MOST_CASES)
-    left_out += left_out_of("configuration", len(labels) - len(styles))
-    width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
+    left_out = picture.left_out_of("case", len(cases) - MOST_CASES)
+    left_out += picture.left_out_of("configuration", len(labels) - len(styles))
+    width_in = picture.COLUMN_IN if len(quantities) == 1 else picture.PAGE_IN
     notes = _notes([curve for curves in shown for curve in curves], measurements.baseline)
     what, device = ", ".join(quantities).capitalize(), every[0].configuration.device
     title = f"{what} over {device_word(device)}s: {', '.join(cases[:MOST_CASES])}"
-    with drawn(measurements, title, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as picture:
-        grid = picture.figure.subplots(len(shown), len(quantities), squeeze=False)
+    with drawn(measurements, title, width_in, 0.8 + 2.0 * len(shown), notes, left_out) as image:
+        grid = image.figure.subplots(len(shown), len(quantities), squeeze=False)
         for row, case, curves in zip(grid, cases, shown, strict=False):
-            row[0].set_title(shortened(case), loc="left", fontweight="bold")
+            row[0].set_title(picture.shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, curves, styles)
-    return picture
+    return image
 
 
 def _draw(
-    axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, Style]
+    axes: Axes, quantity: Quantity, curves: Sequence[_Curve], styles: Mapping[str, picture.Style]
 ) -> None:
     """Draw one quantity for the curves of one case, on logarithmic axes."""
     known = [curve for curve in curves if curve.has(quantity)]
@@ -171,7 +159,7 @@ def _draw(
     counts = sorted({point.gpus for curve in curves for point in curve.points})
     if quantity == "speedup":
         ends, middle = (1, counts[-1]), math.sqrt(counts[-1])
-        axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (6, 3)))
+        axes.plot(ends, ends, color=picture.INK, linewidth=0.8, linestyle=(0, (6, 3)))
         # In the legend, it could take a further line, which would make this plot the lowest.
         axes.text(middle, middle, "ideal ", ha="right", va="bottom", fontsize=6.5)
     axes.set_xlabel(f"{device_word(curves[0].configuration.device)}s (log scale)")
@@ -195,7 +183,7 @@ def _draw(
 
 
 def _draw_curve(
-    axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: Style, factor: float
+    axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: picture.Style, factor: float
 ) -> None:
     """Draw a curve and its intervals, multiplying x by `factor`; fill markers of current runs."""
     color, marker, line = style
@@ -215,7 +203,7 @@ def _draw_curve(
         color=color,
         marker="*" if curve.origin == "published" else marker,
         markersize=8 if curve.origin == "published" else None,
-        markerfacecolor=color if is_measured else SURFACE,
+        markerfacecolor=color if is_measured else picture.SURFACE,
         linestyle=line,
         linewidth=1.3 if is_measured else 0.8,
         elinewidth=1.0,

@@ -16,16 +16,8 @@ from gpuscale.analysis.step_parts import (
 )
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.records import Configuration, Run
-from gpuscale.reports.figures.picture import (
-    COLUMN_IN,
-    INK,
-    SURFACE,
-    Measurements,
-    Picture,
-    distinct_names,
-    drawn,
-    left_out_of,
-)
+from gpuscale.reports.figures import picture
+from gpuscale.reports.figures.picture import Measurements, Picture, drawn
 from gpuscale.reports.phrases import OPEN, UNCERTAIN, is_uncertain, row_text
 
 MOST_BARS = 24
@@ -71,7 +63,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
     worst = by_loss[: _most_rows(measurements.earlier)]
-    names = distinct_names([configuration for configuration, _ in budgets])
+    names = picture.distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
     for (configuration, gpus), each in rows:
         bars.append(_budget_bar(each, row_text(names, configuration, gpus)))
@@ -81,7 +73,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     notes = ["a part below 0 is shorter than in the run without other ranks"] if has_gains else []
     if any(is_uncertain(each.efficiency) for each in worst):
         notes.append(f"{OPEN}: {UNCERTAIN}")
-    left_out = left_out_of("row", len(budgets) - len(rows))
+    left_out = picture.left_out_of("row", len(budgets) - len(rows))
     return _picture(measurements, "What the efficiency was lost to", _SHARE, bars, notes, left_out)
 
 
@@ -113,7 +105,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     shown = [*steps.items()][: _most_rows(runs_before)]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
-    names = distinct_names([point.configuration for point in steps])
+    names = picture.distinct_names([point.configuration for point in steps])
     bars = []
     for point, current in shown:
         row = row_text(names, point.configuration, point.gpus)
@@ -121,7 +113,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
             if step is not None:
                 bars.append(_phases_bar(step, point.configuration.case, name, per_s))
     notes = ["an average step of the median rank; communication: not hidden by the backward"]
-    left_out = left_out_of("row", len(steps) - len(shown))
+    left_out = picture.left_out_of("row", len(steps) - len(shown))
     title = "An average step, phase by phase"
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)
 
@@ -157,14 +149,14 @@ def _picture(
     facets = [[*facet] for _, facet in groupby(bars, key=lambda bar: bar.case)]
     heights = [len(facet) + 1.3 for facet in facets]
     height_in = 0.9 + _BAR_IN * sum(heights)
-    with drawn(measurements, title, COLUMN_IN, height_in, notes, left_out) as picture:
-        grid = picture.figure.subplots(len(facets), squeeze=False, height_ratios=heights)
+    with drawn(measurements, title, picture.COLUMN_IN, height_in, notes, left_out) as image:
+        grid = image.figure.subplots(len(facets), squeeze=False, height_ratios=heights)
         for (axes,), facet in zip(grid, facets, strict=True):
             _draw(axes, facet, parts)
             axes.set_xlabel(quantity)
             if quantity == _SHARE:
                 axes.xaxis.set_major_formatter(PercentFormatter(1))
-    return picture
+    return image
 
 
 def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
@@ -184,7 +176,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
             left=begins,
             height=_BAR_HEIGHT,
             color=[paler if bar.is_baseline else fill for bar in bars],
-            edgecolor=SURFACE,
+            edgecolor=picture.SURFACE,
             linewidth=0.6,
             # matplotlib's legend leaves out labels that begin with an underscore.
             label=name if is_seen else f"_{name}",
@@ -214,7 +206,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], parts: Sequence[str]) -> None:
         settings: dict[str, Any] = {"textcoords": "offset points", "in_layout": False}
         axes.annotate(bar.label, above, (3, 1), va="bottom", **settings)
         axes.annotate(", ".join(small), below, (3, -1), va="top", fontsize=5.5, **settings)
-    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.axvline(0, color=picture.INK, linewidth=0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     # Leave room for the first label.

@@ -110,12 +110,7 @@ def scaling_lines(results: Results, columns: int, steps: int | None = None) -> I
     points = scaling_points(runs)
     yield from scaling_table(points, columns=columns, steps=steps).splitlines()
     yield ""
-    lines = [
-        *table_notes(points),
-        *odd_runs(runs),
-        *_notes_on_commands(runs),
-        *budget_lines(runs),
-    ]
+    lines = [*table_notes(points), *odd_runs(runs), *_notes_on_commands(runs), *budget_lines(runs)]
     places = gpu_places([results.environment]).items()
     named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
     yield from fitted((*lines, *named), columns)
