@@ -129,6 +129,7 @@ def test_what_is_not_known_has_no_line() -> None:
     assert lines.keys() == {"ok", "baseline", "now"}
     assert lines["baseline"] == f"nightly; {shown.baseline_machine}"
     assert lines["now"] == shown.current_machine
+    assert headline(replace(shown, baseline_kind="results")).keys() == {"ok", "before", "now"}
 
 
 def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first() -> None:

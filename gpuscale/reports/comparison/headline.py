@@ -36,6 +36,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     before, now = comparison.before, comparison.after
     device = device_of(comparison.entries)
     name = listed(before.files) or comparison.baseline_name
+    reference = "before" if comparison.baseline_kind == "results" else "baseline"
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
@@ -46,7 +47,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows)),
         ("changed", "; ".join(dict.fromkeys(changes))),
-        ("baseline", _side(name, before, comparison.baseline_machine)),
+        (reference, _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
         ("command", commands_text(e.configuration for e in comparison.entries if e.configuration)),
     )

@@ -132,7 +132,8 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
     doubt = ", which may be chance" if of > 1 and tail / share > _UNLIKELY_CHANCE else ""
-    yield f"{who}: the slowest{where}, {by} behind the median rank{doubt}"
+    other = "the other" if budget.key.gpus == 2 else "the median rank"
+    yield f"{who}: the slowest{where}, {by} behind {other}{doubt}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
