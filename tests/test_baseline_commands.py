@@ -212,7 +212,7 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
     shell.write("noisy", noisy)
     ((fewest, most, asked),) = re.findall(
-        r"add runs \((\d+) to (\d+) in all, if they differ no more: --runs (\d+) --resume",
+        r"add runs \((\d+) to (\d+) in all: --runs (\d+) --resume",
         " ".join(shell(*command[:-1], "c.json").stderr.split()),
     )
     # Three runs often show too small a deviation.
@@ -228,7 +228,7 @@ def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shel
     assert "give the earlier results first" in " ".join(advised.split())
     answer = shell("compare", "earlier.jsonl", "b.json")
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert "now       b.json: node1" in answer.stdout
+    assert "now     b.json: node1" in answer.stdout
     assert shell("compare", "b.json", "b.json").returncode == 2
     baselines = Path(__file__).parent.parent / "baselines"
     published = str(next(baselines.glob("*.json")))

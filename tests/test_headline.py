@@ -324,8 +324,9 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
     of_itself = Statement.of("same_allocation", name="4739")
-    step = headline(replace(judged, notes=(of_itself,)))["next"]
-    assert step == "measure again, in a session of its own, and compare those results"
+    assert advice(replace(judged, notes=(of_itself,))) == (
+        "next measure again into a new file, and compare that"
+    )
 
 
 def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> None:
@@ -346,11 +347,11 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
         step, command, *others = advice(comparison(*rows)).splitlines()
         assert step.startswith(f"next make about {more} more runs")
         assert command == f"run pytest … --runs {in_all} --resume night.jsonl"
-        assert bool(others) is (rows == (both,))
+        assert others[-1] == f"run gpuscale compare night.jsonl{' night.jsonl' * (rows != (both,))}"
         assert ("may settle mnist" in step) is (len(rows) == 2)
         assert step.startswith(f"next make about {more} more runs first (") is (rows == (both,))
-        if others:
-            *added, again, measured_again = others
+        if rows == (both,):
+            *added, again, measured_again, _, _ = others
             assert added[1] == "run gpuscale baseline update --add night.jsonl night.jsonl"
             assert again.startswith("then measure 40 runs a row into a new file (")
             assert measured_again == "run pytest … --runs 40"
@@ -374,7 +375,7 @@ def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> 
     judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
     assert advice(judged) == (
         "next make about 3 more runs, and give that file too (other options as before)\n"
-        "run pytest … --runs 3"
+        "run pytest … --runs 3\nthen compare again\nrun gpuscale compare night.jsonl"
     )
 
 
@@ -395,29 +396,39 @@ def test_a_command_that_is_known_is_given_whole(typed: str, advised: str) -> Non
     judged = comparison(noisy("further_runs", needed=3))
     judged = replace(judged, after=replace(judged.after, files=("tonight.jsonl",)))
     made = replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), started_as=typed)
-    told = dict(viewed(judged, made).headline)
-    assert told["next"] == "make about 3 more runs"
-    assert told["run"] == advised.replace("OPTIONS", "--runs 5 --resume tonight.jsonl")
+    told = advice(viewed(judged, made)).splitlines()
+    assert told[0] == "next make about 3 more runs"
+    assert told[1] == f"run {advised.replace('OPTIONS', '--runs 5 --resume tonight.jsonl')}"
+    assert told[3] == "run gpuscale compare night.jsonl tonight.jsonl"
     # Of results that were measured by different commands, none is known.
     other = replace(measured({1: [0.1, 0.1]}, job_id="other"), started_as="pytest others")
-    told = dict(viewed(judged, made, other).headline)
-    assert told["next"] == "make about 3 more runs (other options as before)"
-    assert told["run"] == "pytest … --runs 5 --resume tonight.jsonl"
+    told = advice(viewed(judged, made, other)).splitlines()
+    assert told[0] == "next make about 3 more runs (other options as before)"
+    assert told[1] == "run pytest … --runs 5 --resume tonight.jsonl"
+    # A session with a baseline judges by itself.
+    judging = replace(made, started_as="pytest cases --baseline ours.json")
+    assert len(advice(viewed(judged, judging)).splitlines()) == 2
 
 
 def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonight() -> None:
     judged = comparison(noisy("baseline_runs_differ", deviation=0.05, of_both=20))
     between = replace(judged, before=replace(judged.before, files=("then.jsonl",)))
     between = replace(between, baseline_kind="results")
-    step = "next measure both sides again in turn, the earlier on the machine as it was"
-    command = "run pytest … --runs 20"
-    known = "(other options as before; about 4 min each)"
-    assert advice(between) == f"{step} {known}\n{command}"
+    first, *others = advice(between).splitlines()
+    step = "measure both sides again, 20 runs a row; first the earlier, on the machine as it was"
+    assert first == f"next {step} (other options as before; about 4 min each)"
+    assert others == [
+        "run pytest … --runs 20 --results before-20.jsonl",
+        "then measure the later (other options as before)",
+        "run pytest … --runs 20 --results after-20.jsonl",
+        "then compare these",
+        "run gpuscale compare before-20.jsonl after-20.jsonl",
+    ]
     # Other tools' results tell no time.
-    assert advice(viewed(between)) == f"{step} (other options as before)\n{command}"
+    assert advice(viewed(between)).startswith(f"next {step} (other options as before)\n")
     # With those of tonight, the baseline has them.
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
-    first, *_, last = advice(ours).splitlines()
+    first, *_, last, _, _ = advice(ours).splitlines()
     assert first == "next if you know of no change or fault, add these runs to the baseline"
     assert last == "run pytest … --runs 20"
 
@@ -426,10 +437,11 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     uneven = noisy("both_sides_differ", deviation=0.2, runs=40)
     lower = replace(uneven, change=Estimate(value=-0.2, low=-0.5, high=0.05))
     for time, rows in (("80 s", (uneven,)), ("3 min", (uneven, lower))):
-        asked, command = advice(comparison(*rows)).splitlines()
-        assert asked.startswith("next measure both sides in longer runs")
+        asked, command, *others = advice(comparison(*rows)).splitlines()
+        assert asked.startswith("next measure both sides again, in longer runs; first the earlier")
         assert asked.endswith(f"(other options as before; about {time} each)")
-        assert command == "run pytest … --run-seconds 12 --runs 6"
+        assert command == "run pytest … --run-seconds 12 --runs 6 --results before-12-6.jsonl"
+        assert others[3] == "run gpuscale compare before-12-6.jsonl after-12-6.jsonl"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
     assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs (")
 

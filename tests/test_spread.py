@@ -11,15 +11,22 @@ import statistics
 from collections.abc import Mapping
 
 import pytest
+from changing import replace
 from statements import known
 
 from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.outliers import outlying_allocations
-from gpuscale.judge.compare.spread import SideSample, gain_of, largest_spread
+from gpuscale.judge.compare.spread import (
+    DECLARED_DF,
+    SideSample,
+    estimates_allocations,
+    gain_of,
+    largest_spread,
+)
 
 Runs = Mapping[str, tuple[float, ...]]
-PAIR: Runs = {"a": (1.0, 1.2), "b": (2.0, 2.2)}
+PAIR: Runs = {"a": (1.0, 1.2), "b": (1.1, 1.3)}
 """Four runs in two allocations, of variance 0.02 within them with 2 degrees of freedom."""
 LONE: Runs = {"a": (1.0,), "b": (1.1,), "c": (1.3,), "d": (1.0,)}
 """One run in each of four allocations, of mean 1.1 and variance 0.02 with 3."""
@@ -54,7 +61,7 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
     grown = side(before, before).with_further_runs(5).samples
     for after in grown:
         assert (after.sample.count, after.sample.df) == (9, 7)
-        assert after.sample.mean == pytest.approx(1.6)
+        assert after.sample.mean == pytest.approx(1.15)
         assert after.variance == pytest.approx(0.05)
     # Its own two degrees of freedom and the five of the moderated variance.
     assert grown[0].sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
@@ -204,7 +211,7 @@ def parts(baseline: SideSample, current: SideSample, **declared: float) -> list[
 
 def test_few_allocations_have_the_declared_deviation_and_the_spread_of_runs() -> None:
     baseline, current = side(sample(PAIR)), side(sample({"c": (1.9, 2.1, 2.0)}))
-    assert gain_of(baseline, current, deviation=0.1).value == pytest.approx(1.6 - 2.0)
+    assert gain_of(baseline, current, deviation=0.1).value == pytest.approx(1.15 - 2.0)
     runs, between = parts(baseline, current)
     # r²/R of both, with Welch's degrees of freedom; a² (1/2 + 1/1), as if known for sure.
     of_runs = 0.02 / 4, 0.01 / 3
@@ -258,14 +265,28 @@ def test_tonights_fewer_runs_add_what_the_means_of_allocations_do_not_hold() -> 
 
 def test_a_spread_of_runs_keeps_three_allocations_at_the_declared_deviation() -> None:
     three = {name: LONE[name] for name in "abc"}
-    now = sample({"e": (2.0,)}, told(0.004))
-    assert parts(side(sample(three, told(0.004))), side(now))[-1].df == math.inf
+    now = sample({"e": (2.0,)}, told(0.006))
+    assert parts(side(sample(three, told(0.006))), side(now))[-1].df == math.inf
     one = side(sample({"a": (1.0,)}))
     assert gain_of(one, side(sample({"e": (2.0,)})), deviation=0.1).parts is None
     # Ends tonight that no allocation has both of are no value of a night.
     both = side(sample(LONE), sample(LONE))
     apart = side(sample({"e": (2.0,)}), sample({"f": (2.0,)}))
     assert gain_of(both, apart, deviation=0.1).parts is None
+
+
+@pytest.mark.parametrize(("apart", "is_evident"), [(0.04, False), (0.05, True)])
+def test_two_allocations_that_evidently_differ_tell_their_own_spread(
+    apart: float, is_evident: bool
+) -> None:
+    runs = {"a": (1.0, 1.01), "b": (1.0 + apart, 1.01 + apart)}
+    pair, now = side(sample(runs)), side(sample({"c": (1.0, 1.01)}))
+    assert (parts(pair, now)[0].df == 1 + DECLARED_DF) is is_evident
+    assert estimates_allocations(pair, now) is is_evident
+    # The levels of nights are found by their history; and runs that differ as much tell nothing.
+    assert not estimates_allocations(replace(pair, is_of_nights=True), now)
+    noisy = side(sample({name: (low - 0.05, high + 0.05) for name, (low, high) in runs.items()}))
+    assert not estimates_allocations(noisy, now)
 
 
 def test_single_runs_of_two_or_three_nights_tell_their_spread_together() -> None:
@@ -316,7 +337,7 @@ def test_a_few_runs_that_agree_by_chance_are_named_before_an_assumed_deviation()
 
 
 def test_other_rows_are_named_where_they_put_most_on_it_and_are_four_times_as_noisy() -> None:
-    calm, now = {"a": (1.0, 1.02), "b": (2.0, 2.02)}, {"c": (1.99, 2.01)}
+    calm, now = {"a": (1.0, 1.02), "b": (1.03, 1.05)}, {"c": (1.99, 2.01)}
     # 3/5 of the prior over 4 runs, 3/4 over 2, and 0.1² (1/2 + 1) between nights.
     for prior, said in ((0.02, ("nights_assumed", 0.01)), (0.05, ("other_rows_differ", 0.05))):
         assert spread(side(sample(calm, told(prior))), side(sample(now, told(prior)))) == said

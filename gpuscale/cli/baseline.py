@@ -25,7 +25,7 @@ from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, resu
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
 from gpuscale.judge.compare.notes import outlying_nights
 from gpuscale.judge.sides import side_of_baseline
-from gpuscale.records import Baseline, Hardware, Tolerances
+from gpuscale.records import Baseline, Hardware, Results, Tolerances
 from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
@@ -40,6 +40,7 @@ _TABLE = "table"
 _OFTEN_OPEN = 2.0
 """Smallest detectable loss, in units of the loss that *ok* rules out, from which on a night of an
 unchanged machine is *ok* in fewer than 4 of 5 rows."""
+_MOST_RUNS = 99
 _OPEN = "since its runs deviate so much, an unchanged machine will often be inconclusive"
 
 
@@ -84,24 +85,8 @@ def _record(arguments: argparse.Namespace) -> int:
     for note in nights:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
-    most = max(map(len, entries.values()))
     if not arguments.weak:
-        worst = losses[0].loss
-        # The smallest loss found is about proportional to the deviation of a mean, which a few
-        # runs often underestimate.
-        fewest, more = (math.ceil(n * most * (min(worst, 1.0) / TOO_WEAK) ** 2) for n in (1, 2))
-        file = shlex.quote(visible(str(arguments.results[-1])))
-        in_all = f"{fewest} to {more} in all, if they differ no more"
-        wanted = f"add runs ({in_all}: --runs {more} --resume {file}, other options as before)"
-        if len({run.allocation for run in baseline.runs}) > 1:
-            wanted = "add nights of more runs (--runs)"
-        wanted += " while nothing else runs"
-        measured = entries_of(run for result in results for run in result.runs)
-        if seconds := max(map(longer_run_s, measured.values())):
-            wanted += f", or make longer ones (--run-seconds {seconds})"
-        if were_hosts_busy(baseline.runs):
-            # Further runs would not take the busy ones out of the file.
-            wanted = f"{busy_text(baseline.runs)}; measure into a new file while it is idle"
+        wanted = _remedy(arguments, baseline, results, losses[0].loss / TOO_WEAK)
         validate_strength(losses, f"{wanted}, or take it with --weak")
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
@@ -114,11 +99,34 @@ def _record(arguments: argparse.Namespace) -> int:
             strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
             strength += f": measure with --runs {max(sizes.values())}"
     say(strength)
-    if losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound:
-        say(f"{_OPEN}: make more or longer runs, or loosen its limits (docs/baselines.md)")
+    if (excess := losses[0].loss / (_OFTEN_OPEN * baseline.tolerances.ok_bound)) > 1:
+        wanted = _remedy(arguments, baseline, results, excess)
+        say(f"{_OPEN}: {wanted}, or loosen its limits (docs/baselines.md)")
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
     return ExitCode.OK
+
+
+def _remedy(
+    arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
+) -> str:
+    """Return how to get a baseline whose smallest loss is smaller by a factor of `excess`."""
+    if were_hosts_busy(baseline.runs):
+        # Further runs would not take the busy ones out of the file.
+        return f"{busy_text(baseline.runs)}; measure into a new file while it is idle"
+    most = max(map(len, entries_of(baseline.runs).values()))
+    # The smallest loss found is about proportional to the deviation of a mean, which a few runs
+    # often underestimate.
+    fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
+    file = shlex.quote(visible(str(arguments.results[-1])))
+    wanted = f"add runs ({fewest} to {more} in all: --runs {more} --resume {file})"
+    if len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
+        wanted = "add nights of more runs (--runs)"
+    wanted += " while nothing else runs"
+    measured = entries_of(run for result in results for run in result.runs)
+    if seconds := max(map(longer_run_s, measured.values())):
+        wanted += f", or make longer ones (--run-seconds {seconds})"
+    return wanted
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

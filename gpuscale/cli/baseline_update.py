@@ -109,7 +109,8 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
-    return f"{strength_text(new, sizes)}; before: {range_text(old)}"
+    why = "; the added runs deviate more" if new[0].loss > old[0].loss else ""
+    return f"{strength_text(new, sizes)}; before: {range_text(old)}{why}"
 
 
 def additions(

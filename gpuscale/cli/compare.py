@@ -124,6 +124,7 @@ def judged(
 ) -> View:
     """Judge the selected rows of results; show likely causes, notes and file names with them."""
     sides = sides_of(reference.baseline, results)
+    sides = replace(sides, is_of_nights=reference.nights is not None)
     comparison = compare_sides(sides, inputs.choice_of(arguments))
     comparison = diagnose(sides, comparison)
     if reference.nights is not None:

@@ -7,14 +7,7 @@ from pathlib import Path
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages
 from gpuscale.base.text import visible
-from gpuscale.cli import inputs
-from gpuscale.cli.compare import (
-    HISTORY_HELP,
-    judged,
-    reference_of_file,
-    reference_of_nights,
-    validate_sides,
-)
+from gpuscale.cli import compare, inputs
 from gpuscale.cli.fleet import view_of_sweep
 from gpuscale.judge.compare.earlier import last_night
 from gpuscale.judge.sides import sides_of
@@ -39,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     before = parser.add_mutually_exclusive_group()
     text = "judge against this baseline, or against an earlier results file"
     before.add_argument("--baseline", metavar="FILE", type=inputs.results_path, help=text)
-    before.add_argument("--history", metavar="DIR", type=Path, help=HISTORY_HELP)
+    before.add_argument("--history", metavar="DIR", type=Path, help=compare.HISTORY_HELP)
     inputs.add_selection(parser, "judge")
     text, default = "the page (default: report.html)", Path("report.html")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=default, help=text)
@@ -51,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = arguments.paths or ([] if folder else [inputs.newest_input()])
     inputs.validate_output(output, [*paths, baseline, folder])
     if baseline is not None:
-        validate_sides(baseline, paths)
+        compare.validate_sides(baseline, paths)
     if len(paths) == 1 and (paths[0] / SWEEP_JSON).is_file():
         require_packages("the report of a sweep", ("ClusterShell",))
         page = fleet_html(view_of_sweep(paths[0]))
@@ -80,12 +73,12 @@ def _subject(arguments: argparse.Namespace, paths: list[Path]) -> Subject:
             inputs.remark(f"the page has no history: {problem}")
     subject = Subject(results=[inputs.selected(file, choice) for file in results], history=history)
     if earlier is not None:
-        reference = reference_of_nights(earlier, nights, results)
+        reference = compare.reference_of_nights(earlier, nights, results)
     elif before is not None:
-        reference = reference_of_file(before, inputs.read_content(before), results)
+        reference = compare.reference_of_file(before, inputs.read_content(before), results)
     else:
         return subject
-    view = judged(reference, results, files, arguments)
+    view = compare.judged(reference, results, files, arguments)
     # What the verdict leaves out is not drawn either.
     baseline = sides_of(reference.baseline, results).usual.baseline
     kept = {run.identity for run in baseline.runs}

@@ -118,6 +118,8 @@ class Sides:
     published: Mapping[EntryKey, ScalingPoint]
     before: Side
     after: Side
+    is_of_nights: bool = False
+    """True if the baseline was made from a history of nights."""
 
     @property
     def keys(self) -> tuple[EntryKey, ...]:

@@ -285,12 +285,12 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "a baseline of {sessions} does not show how much sessions differ; to be sure, measure both "
+        "with {sessions} before, it is unknown how much sessions differ; to be sure, measure both "
         "sides in turn, in further sessions",
         caution="",
     ),
     "assumed_spread": Words(
-        "the intervals assume that sessions differ by {deviation}: the baseline has {sessions}"
+        "the intervals assume that sessions differ by {deviation} ({sessions} before)"
     ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",

@@ -184,3 +184,15 @@ def test_a_run_that_tonight_has_the_like_of_is_not_left_out() -> None:
     assert "outlying_runs" not in [note.code for note in few.notes]
     slow = compare(before([quiet]), [tonight([[*quiet, 0.2]])])
     assert not slow.entries[0].verdict.is_pass
+
+
+@pytest.mark.parametrize(("apart", "most"), [(0.01, 0.02), (0.07, 0.15)])
+def test_three_sessions_of_a_machine_that_drifts_rarely_alarm(apart: float, most: float) -> None:
+    """3 sessions of 3 runs of 0.3% against 3 of another; with 7% between sessions: 33% before."""
+    rng, alarms = np.random.default_rng(26), 0
+    for _ in range(300):
+        levels = STEP_TIME_S * np.exp(rng.normal(0, apart, 4))
+        *then, now = (levels[:, None] * np.exp(rng.normal(0, 0.003, (4, 3)))).tolist()
+        in_turn = [time_s for times_s in zip(*then, strict=True) for time_s in times_s]
+        alarms += regressed(compare(before([in_turn], "abc"), [tonight([now])]), [0])
+    assert alarms / 300 <= most

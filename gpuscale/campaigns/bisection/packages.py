@@ -13,16 +13,7 @@ from pathlib import Path
 import gpuscale
 from gpuscale.base.errors import UsageError
 from gpuscale.base.known_error_messages import DISK_FULL
-from gpuscale.campaigns.bisection.kinds import (
-    Applied,
-    BisectionSide,
-    Change,
-    EnvironmentBuildError,
-    Kind,
-    Setting,
-    differences_elsewhere,
-    last_line,
-)
+from gpuscale.campaigns.bisection import kinds
 from gpuscale.records.evidence import normalised
 
 _PINNED = re.compile(r"([A-Za-z0-9][\w.-]*) *(?:\[[^]]*\])? *\(?===?")
@@ -32,7 +23,7 @@ _KEPT = 6
 
 
 @dataclass(slots=True, kw_only=True)
-class Packages(Kind):
+class Packages(kinds.Kind):
     """Differences in packages; uv installs environments with some packages of each side.
 
     Dependencies are not resolved, so a library can differ from the version that torch pins.
@@ -41,8 +32,8 @@ class Packages(Kind):
     noun = "package"
     uv: str
     python: str
-    good: BisectionSide
-    bad: BisectionSide
+    good: kinds.BisectionSide
+    bad: kinds.BisectionSide
     needs_gpuscale: bool
     """True if trials run training cases, which import gpuscale in the trial's environment."""
     options: Sequence[str] = ()
@@ -53,7 +44,7 @@ class Packages(Kind):
 
     def __post_init__(self) -> None:
         good, bad = self.good, self.bad
-        left = [*differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
+        left = [*kinds.differences_elsewhere(good, bad), *good.not_tried, *bad.not_tried]
         self.not_tried = [*dict.fromkeys(left)]
         names = sorted({*good.pins, *bad.pins})
         self._all = {name: (good.pins.get(name), bad.pins.get(name)) for name in names}
@@ -65,21 +56,21 @@ class Packages(Kind):
         ends = frozenset[int](), frozenset(range(len(self.changes)))
         try:
             places = [self._made(end) for end in ends]
-        except EnvironmentBuildError as error:
+        except kinds.EnvironmentBuildError as error:
             step = "give --index-url, UV_EXTRA_INDEX_URL, --wheelhouse, or lists (.txt) without it"
             raise UsageError(f"{error}; {step}") from None
         self._group(map(_site, places))
 
-    def setting(self, applied: Applied) -> Setting:
+    def setting(self, applied: kinds.Applied) -> kinds.Setting:
         """Create an environment if necessary; return the interpreter and variables for its runs."""
         place = self._made(applied)
         if self.needs_gpuscale:
             self._add_gpuscale(place)
         path = f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         variables = {"VIRTUAL_ENV": str(place), "PATH": path, "PYTHONHOME": None}
-        return Setting(variables=variables, python=place / "bin" / "python")
+        return kinds.Setting(variables=variables, python=place / "bin" / "python")
 
-    def _made(self, applied: Applied) -> Path:
+    def _made(self, applied: kinds.Applied) -> Path:
         place = self._folder / self.name_of(applied)
         complete = place / "complete"
         if not complete.exists():
@@ -98,14 +89,14 @@ class Packages(Kind):
             command = ("pip", "install", "--no-deps", *self.options, *interpreter, "-r", str(pins))
             # Try uv's cache first, so that trials can continue without a network.
             if refusal := self._uv(*command, "--offline") and self._uv(*command):
-                raise EnvironmentBuildError(f"uv cannot make the environment: {refusal}")
+                raise kinds.EnvironmentBuildError(f"uv cannot make the environment: {refusal}")
         complete.touch()
         return place
 
-    def _content(self, applied: Applied) -> object:
+    def _content(self, applied: kinds.Applied) -> object:
         return self.python, self._lines(applied)
 
-    def _lines(self, applied: Applied) -> list[str]:
+    def _lines(self, applied: kinds.Applied) -> list[str]:
         bad = {self.changes[number].name for number in applied}
         chosen = (pair[name in bad] for name, pair in self._all.items())
         return sorted(line for line in chosen if line is not None)
@@ -119,7 +110,7 @@ class Packages(Kind):
         if DISK_FULL.search(done.stderr):
             raise UsageError("the disk is full, so uv makes no environment; free some space")
         causes = [line for line in done.stderr.splitlines() if "hint" not in line]
-        reason = last_line(" ".join(" ".join(causes).split()))
+        reason = kinds.last_line(" ".join(" ".join(causes).split()))
         return reason.removeprefix("error: ").replace(" cause:", ":")
 
     def _group(self, sites: Iterable[Path]) -> None:
@@ -174,9 +165,9 @@ def _site(place: Path) -> Path:
     return next(place.glob("lib/python*/site-packages"))
 
 
-def _change(name: str, before: str | None, after: str | None) -> Change:
+def _change(name: str, before: str | None, after: str | None) -> kinds.Change:
     versions = [re.split(r"[/=@\s]", line)[-1] if line else "none" for line in (before, after)]
     if versions[0] == versions[1]:  # two builds of one version
         versions = [str(before), str(after)]
     remedy = f"keep {before}" if before else f"leave out {name}"
-    return Change(name=name, text=f"{name} {' → '.join(versions)}", remedy=remedy)
+    return kinds.Change(name=name, text=f"{name} {' → '.join(versions)}", remedy=remedy)

@@ -125,12 +125,12 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
         pairings.append(
             Pairing(
                 row=row,
-                before=_side_sample(then, *old),
-                after=_side_sample(now, *new),
+                before=_side(sides, then, *old),
+                after=_side(sides, now, *new),
                 without_speedup=why,
                 batches=batches,
                 other_ratios=[
-                    (_side_sample(then, key, before_m), _side_sample(now, now_key, after_m))
+                    (_side(sides, then, key, before_m), _side(sides, now, now_key, after_m))
                     for before_m, after_m in same_ones.get(ones, ())
                     if (before_m, after_m) not in (keys, ones)
                 ],
@@ -139,8 +139,8 @@ def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     return pairings
 
 
-def _side_sample(samples: Mapping[PointKey, RunSample], *points: PointKey) -> SideSample:
-    return SideSample(tuple(samples[point] for point in points))
+def _side(sides: Sides, samples: Mapping[PointKey, RunSample], *points: PointKey) -> SideSample:
+    return SideSample(tuple(samples[point] for point in points), sides.is_of_nights)
 
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
@@ -202,7 +202,7 @@ def metric_changes(
         samples = moderated_samples(then, {key: runs for key, runs in now.items() if key in then})
         for row, changes in zip(rows, found, strict=True):
             if (key := row.points[0]) in samples[1]:
-                old, new = (_side_sample(side, key) for side in samples)
+                old, new = (_side(sides, side, key) for side in samples)
                 quantity = _change(spec.name, old, new, limits(row.key, spec.name), rates)
                 change = MetricChange(
                     spec=spec,

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuscale.analysis.estimates import (
     Difference,
@@ -20,8 +20,10 @@ from gpuscale.records import Facts, Statement
 DECLARED_DF = 2.0
 """Weight, in degrees of freedom, of the declared deviation between allocations as a prior. With a
 larger weight, false alarms exceed 1% if allocations differ by three times that deviation."""
+_LARGE_DEVIATION = 0.03
+"""Deviation between allocations that is three times that of most machines."""
 _FAR_NOISIER = 4.0
-"""Reports blame other rows for a spread if their variance is this many times the row's own."""
+"""Ratio of variances from which on the larger has another source, such as other rows or nights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +32,18 @@ class SideSample:
 
     samples: tuple[RunSample, ...]
     """Samples on n GPUs and, for a speedup, on 1 GPU."""
+    is_of_nights: bool = False
+    """True if a history tells changes of level between the allocations from their spread."""
 
     @property
     def on_n_gpus(self) -> "SideSample":
         """The side with its sample on n GPUs alone, which represents the step time T(n)."""
-        return SideSample(self.samples[:1])
+        return replace(self, samples=self.samples[:1])
 
     @property
     def on_1_gpu(self) -> "SideSample":
         """The side with its sample on 1 GPU alone, which represents T(1), the reference."""
-        return SideSample(self.samples[1:])
+        return replace(self, samples=self.samples[1:])
 
     @property
     def value(self) -> float:
@@ -59,6 +63,12 @@ class SideSample:
         outlying = outlying_allocations(values)
         return {name: value for name, value in values.items() if name not in outlying}
 
+    @property
+    def variance_in_allocations(self) -> float:
+        """Mean variance of the usual allocations' values due to their runs."""
+        usual = self.usual_means
+        return math.fsum((s.variance or 0.0) * _mean_share(s, usual) for s in self.samples)
+
     def own_estimate(self) -> Difference:
         """Estimate `value`, with its uncertainty from this side's runs."""
         samples = ([run for runs in each.values.values() for run in runs] for each in self.samples)
@@ -76,12 +86,14 @@ class SideSample:
 
     def with_further_runs(self, count: int) -> "SideSample":
         """Return the side as if each of its samples had `count` more runs."""
-        return SideSample(tuple(sample.with_further_runs(count) for sample in self.samples))
+        samples = tuple(sample.with_further_runs(count) for sample in self.samples)
+        return replace(self, samples=samples)
 
     def with_at_least(self, count: int) -> "SideSample":
         """Return the side as if each of its samples had `count` runs or more."""
         more = ((sample, max(0, count - sample.sample.count)) for sample in self.samples)
-        return SideSample(tuple(sample.with_further_runs(lacking) for sample, lacking in more))
+        samples = tuple(sample.with_further_runs(lacking) for sample, lacking in more)
+        return replace(self, samples=samples)
 
     def in_allocation(self, name: str) -> float:
         """Return the judged value, computed from the runs of the named allocation alone."""
@@ -103,10 +115,15 @@ def _difference(logs: Sequence[float]) -> float:
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    Gains are then relative to the mean of its usual allocations rather than of all its runs.
+    Gains are then relative to the mean of its usual allocations rather than of all its runs. Two or
+    three allocations suffice if they differ by far more than their runs and most machines do.
     """
-    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
-    return enough and bool(current.common_allocations)
+    if not current.common_allocations or len(names := baseline.common_allocations) < 2:
+        return False
+    between = log_sample([*baseline.usual_means.values()]).variance or 0.0
+    evident = max(_LARGE_DEVIATION**2, _FAR_NOISIER * baseline.variance_in_allocations)
+    enough = len(names) >= MINIMUM_ALLOCATIONS
+    return enough or (between > evident and not baseline.is_of_nights)
 
 
 def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
@@ -192,10 +209,7 @@ def _gain_over_allocations(
 ) -> Difference:
     usual, share = baseline.usual_means, current.allocation_share
     means = log_sample([*usual.values()])
-    of_runs = math.fsum(
-        (sample.variance or 0.0) * _mean_share(sample, usual) for sample in baseline.samples
-    )
-    declared = deviation**2
+    of_runs, declared = baseline.variance_in_allocations, deviation**2
     # If runs already contain effects of allocations, a sum would count these effects twice.
     of_one = max(declared, of_runs) if baseline.samples[0].holds_allocations else declared + of_runs
     between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))

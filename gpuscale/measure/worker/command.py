@@ -10,14 +10,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.base import process_ends
 from gpuscale.base.known_error_messages import LOST_PEER_LINES
-from gpuscale.base.process_ends import (
-    COMMAND_S,
-    adopt_orphans,
-    end_descendants,
-    living_descendants,
-    signal_at_parent_death,
-)
 from gpuscale.base.text import counted
 from gpuscale.measure.evidence.software import software_of
 from gpuscale.measure.run_directory import RunDirectory, scratch_folder, write_atomically
@@ -37,8 +31,8 @@ _FIRST_SOFTWARE_S = 1.0
 
 def main(folder: str) -> None:
     """Run the command requested in a run's folder; write its windows, figures or failure there."""
-    signal_at_parent_death(signal.SIGTERM)
-    adopt_orphans()
+    process_ends.signal_at_parent_death(signal.SIGTERM)
+    process_ends.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(128 + signal.SIGTERM))
     directory = RunDirectory(path=Path(folder))
@@ -63,7 +57,7 @@ def main(folder: str) -> None:
         finally:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            end_descendants(COMMAND_S, variable=variable)
+            process_ends.end_descendants(process_ends.COMMAND_S, variable=variable)
 
 
 def _record_software_until_end(place: Place) -> None:
@@ -226,7 +220,7 @@ class _Watch:
             time.sleep(_LOOK_S)
         if not self._place.number or has_steps:
             left = " (what it left in the background does not count)"
-            left = left if living_descendants() else ""
+            left = left if process_ends.living_descendants() else ""
             raise self._reader.failed(
                 f"the command ended{left}: {self._reader.explain_incomplete()}",
                 "invalid" if has_steps else "unread",

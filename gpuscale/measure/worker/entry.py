@@ -18,15 +18,9 @@ from gpuscale.base.known_error_messages import LOST_PEER, NCCL_ERROR, OUT_OF_MEM
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.evidence.software import own_software
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.measure.worker import loop
+from gpuscale.measure.worker import loop, user_code
 from gpuscale.measure.worker.data import SEED, real_dataset, training_batches
 from gpuscale.measure.worker.training import Strategy, Training, local_part
-from gpuscale.measure.worker.user_code import (
-    line_of_user,
-    load_case,
-    too_few_outputs,
-    traceback_text,
-)
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.evidence import RankReport
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
@@ -63,7 +57,7 @@ class RankFiles:
             summary = "".join(traceback.format_exception_only(error)).strip()
             lines = summary.splitlines() or [type(error).__name__]
             message = " ".join(lines[: _NCCL_LINES if NCCL_ERROR.search(lines[0]) else 1])
-            detail = traceback_text(error)
+            detail = user_code.traceback_text(error)
         kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
         if isinstance(error, InvalidTrainingError):
             kind = "invalid"
@@ -76,9 +70,9 @@ class RankFiles:
                 f"{message}"
             )
         elif detail:
-            line, rank = line_of_user(error), f"rank {self.rank}"
+            line, rank = user_code.line_of_user(error), f"rank {self.rank}"
             rank += f" on {host}" if self.directory.launched.path.exists() else ""
-            message = f"{rank} raised {message.rstrip('.')}{too_few_outputs(error)}"
+            message = f"{rank} raised {message.rstrip('.')}{user_code.too_few_outputs(error)}"
             message = message if line is None else f"{line}: {message}"
         failure = Failure(kind=kind, message=message, rank=self.rank, host=host, detail=detail)
         self.directory.failure(self.rank).write(RankFailure(failure=failure, lost_peer=lost_peer))
@@ -122,7 +116,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         os.sched_setaffinity(0, cpus)
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(SEED)
-    case = load_case(request)
+    case = user_code.load_case(request)
     implementation = STRATEGIES[request.configuration.strategy].implementation
     assert implementation is not None, "gpuscale has no ranks of its own for a command"
     of_strategy = pkgutil.resolve_name(f"gpuscale.measure.worker.strategies.{implementation}")

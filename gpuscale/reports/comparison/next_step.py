@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from gpuscale.base.text import joined, whole_percent, without_options
+from gpuscale.base.text import joined, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
@@ -18,19 +18,16 @@ from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts
 
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
-_ADD = "gpuscale baseline update --add"
+_ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
+_PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
-_IN_TURN = "measure both sides again in turn, the earlier on the machine as it was"
 _IN_SESSIONS = (
     "measure the earlier side in further sessions, on the machine as it was, and make a baseline "
     "of all: gpuscale baseline record"
 )
-_LONGER = "measure both sides in longer runs, which may differ less"
-_LIMIT = "accept losses of up to {loss} in {rows}: ok_bound {bound} (docs/baselines.md)"
-_OF_FILES = ("--results", "--resume")
+_LOOSEN = "loosen what counts as ok in these rows (docs/baselines.md)"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
-_LARGEST_ADVISED_LIMIT = 0.5
 _FEW_MORE = 0.1
 """Largest share of the runs needed on both sides that may be lacking and is not asked for."""
 
@@ -48,10 +45,27 @@ def next_steps(
 
     The rows must be ranked, the worst first; `measured` is the side of the results.
     """
-    for step in _Adviser(comparison, rows, measured).steps() if rows else ():
+    steps = _Adviser(comparison, rows, measured).steps() if rows else []
+    for step in _with_comparison(steps, comparison):
         yield step.label, step.text
         if step.command:
             yield "run", step.command
+
+
+def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
+    """Return the steps, and how to compare what the last command measures."""
+    before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
+    at = max((n for n, s in enumerate(steps) if s.command.startswith(_PROGRAMS)), default=-1)
+    command, of_nights = steps[at].command if steps else "", comparison.baseline_kind == "nights"
+    is_judged = "--baseline" in command or any(s.command.startswith(_COMPARE) for s in steps)
+    # A new file is none of a history's nights.
+    if at < 0 or not before or is_judged or (of_nights and "--resume" not in command):
+        return steps
+    words = [_COMPARE, *(["--history"] if of_nights else []), before]
+    words += [after] if "--resume" in command else []
+    while at + 1 < len(steps) and steps[at + 1].command.startswith(_ADD):
+        at += 1
+    return [*steps[: at + 1], _Step("then", "compare again", " ".join(words)), *steps[at + 1 :]]
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
@@ -82,7 +96,7 @@ class _Adviser:
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         if weight == 0 and self.measured.injections:
-            return _either("measure again without --inject")
+            return _either(self._measure("measure again without --inject"))
         notes = {note.code for note in comparison.notes}
         if comparison.baseline_kind == "baseline" and weight == 1:
             # Open rows would stay open the other way round.
@@ -97,7 +111,7 @@ class _Adviser:
         # If nothing was judged, no verdict is doubtful.
         is_doubted = "no_valid_run" in notes or any(r.entry.verdict.is_judged for r in self.rows)
         if is_doubted and (caution := _caution(comparison, notes, weight)):
-            return _either(caution)
+            return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
         if weight == 2:
             return []
         if weight == 1:
@@ -109,7 +123,7 @@ class _Adviser:
         first = ONCE_IDLE if is_busy else "measure again" if self._is_close(worst) else ""
         if found and first and not is_suspected:
             likeliest = found[0]._replace(text=f"if the loss stays, {found[0].text}")
-            return _first(first, [likeliest, *found[1:]])
+            return _first(self._measure(first), [likeliest, *found[1:]])
         return found or self._remedy([worst])
 
     def _is_close(self, row: Row) -> bool:
@@ -121,6 +135,8 @@ class _Adviser:
     def _for_open_rows(self) -> list[_Step]:
         """Return what to do about rows that do not pass and are not worse."""
         rows, worst = self.rows, self._worst
+        if any(note.code == "same_allocation" for note in self.comparison.notes):
+            return _either(self._measure("measure again into a new file, and compare that"))
         may_do = _asked(worst, "perhaps")
         wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
@@ -152,14 +168,28 @@ class _Adviser:
         configuration = self._worst.entry.configuration
         return "gpuscale run" if configuration and configuration.command else "pytest"
 
-    def _measure(self, text: str, options: str, note: str = "") -> _Command:
+    def _measure(self, text: str, options: str = "", note: str = "") -> _Command:
         """Return a step whose command is that of the results, with these options and a note."""
         words = shlex.split(self.measured.started_as or "")
-        words = without_options(words, (*_OF_FILES, *shlex.split(options)))
+        faults = ("--inject",) if "without --inject" in text else ()
+        words = without_options(words, ("--results", "--resume", *faults, *shlex.split(options)))
         at = words.index("--") if "--" in words else len(words)
-        line = f"{joined(words[:at]) or f'{self._program} …'} {options} {joined(words[at:])}"
-        notes = [*filter(None, ("" if words else "other options as before", note))]
-        return text + (f" ({'; '.join(notes)})" if notes else ""), line.rstrip()
+        program = joined(words[:at]) or (options and f"{self._program} …")
+        is_unknown = "other options as before" if options and not words else ""
+        notes = "; ".join(filter(None, (is_unknown, note)))
+        line = " ".join(filter(None, (program, options, joined(words[at:]))))
+        return text + (f" ({notes})" if notes else ""), line
+
+    def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
+        """Return how to measure both sides again, into files of their own, and compare these."""
+        files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
+        earlier, later = (f"{options} --results {file}" for file in files)
+        takes = f"{_about(wall_s)} each" if wall_s else ""
+        text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
+        first = self._measure(text, earlier, takes)
+        last = _Step("then", *self._measure("measure the later", later))
+        compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
+        return [*_either(first), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
         """Return how to make more runs of each row, and the time, with `then` further runs."""
@@ -179,30 +209,19 @@ class _Adviser:
 
     def _longer(self) -> list[_Step]:
         """Return advice on longer runs or, if these would hardly help, on what else might help."""
+        is_baseline = self.comparison.baseline_kind == "baseline"
+        loosen = _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
-        longer: str | _Command = "find what disturbs these runs ('gpuscale doctor')"
+        longer = "find what disturbs these runs ('gpuscale doctor')"
         if self._worst.entry.device == "cpu":
             longer = "measure at another time or on a quieter machine"
         if seconds := min(row.longer_s for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
-            takes = f"{_about(len(alike) * runs * seconds)} each"
-            longer = self._measure(_LONGER, f"--run-seconds {seconds} --runs {runs}", takes)
-        return _either(longer, self._loosen())
-
-    def _loosen(self) -> str:
-        """Return the limit in a baseline with which open rows would pass; empty if none."""
-        entries = [row.entry for row in self.rows if row.entry.verdict is Verdict.INCONCLUSIVE]
-        losses = [entry.minimum_detectable_loss or 1.0 for entry in entries]
-        parts = [part for entry in entries for part in parts_of(entry.reason)]
-        limit = max((part.facts.get("ok_bound", 0) for part in parts), default=0)
-        bound = math.ceil(100 * max(losses, default=1.0)) / 100
-        is_looser = limit < bound <= _LARGEST_ADVISED_LIMIT
-        is_baseline = self.comparison.baseline_kind == "baseline"
-        if not is_baseline or not is_looser or any(map(_is_slower, self.rows)):
-            return ""
-        which = "this row" if len(entries) == 1 else "these rows"
-        return _LIMIT.format(loss=whole_percent(bound), bound=f"{bound:g}", rows=which)
+            options = f"--run-seconds {seconds} --runs {runs}"
+            steps = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
+            return [*steps, *([_Step("or", loosen)] if loosen else [])]
+        return _either(longer, loosen)
 
     def _how_to_find_change(self) -> str | _Command:
         """Return how to find the harmful change, if possible by `gpuscale bisect`; may be empty."""
@@ -214,7 +233,7 @@ class _Adviser:
             pairs = changes_of(comparison, comparison.entries)
             found = {each.name for _, of_one in pairs for each in of_one}
             which = "the change" if len(found) == 1 else "the likeliest of the changes"
-            return f"measure again with {which} undone" if found else ""
+            return self._measure(f"measure again with {which} undone") if found else ""
         files, entry = shlex.join(file for side in sides for file in side), self._worst.entry
         command = entry.configuration and entry.configuration.command
         measured = f"-- {command}" if command else "FILE.py"
@@ -225,7 +244,7 @@ class _Adviser:
         comparison, rows = self.comparison, self.rows
         notes = {note.code: note.facts for note in comparison.notes}
         if "same_allocation" in notes:
-            return _either("measure again, in a session of its own, and compare those results")
+            return _either(self._measure("measure again into a new file, and compare that"))
         sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
         before, after = map(shlex.join, sides)
         kind = comparison.baseline_kind
@@ -239,24 +258,23 @@ class _Adviser:
             return self._longer()
         in_all = max(_asked(row, "of_both") for row in rows)
         made = max(row.valid_runs for row in rows)
-        wall_s = in_all * self._run_of_each_s
-        again: str | _Command = _IN_SESSIONS if kind == "results" else "measure again"
-        if in_all:
-            takes = f"{_about(wall_s)} each" if wall_s and kind == "results" else ""
-            text = _IN_TURN if kind == "results" else f"measure {in_all} runs a row into a new file"
-            again = self._measure(text, f"--runs {in_all}", takes)
-        loosen = self._loosen() if in_all else ""
-        steps = _either("compare again after more nights" if kind == "nights" else again, loosen)
+        if kind == "results":
+            wall_s = in_all * self._run_of_each_s
+            in_turn = self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
+            return in_turn if in_all else _either(_IN_SESSIONS)
+        steps = _either("compare again after more nights")
         lacking = in_all - (comparison.before.fewest_runs or 0)
         # These runs are added to the baseline, or compared with it again.
         more, then = (lacking - made, in_all) if kind == "baseline" else (in_all - made, lacking)
         if kind == "baseline" and (self.measured.injections or is_changed):
             runs = f"about {phrases.counted(lacking, 'run')} a row" if lacking > 0 else "runs"
             add = f"add {runs} of the machine as it was", f"{_ADD} {before} FILE"
-            steps, more, then = _either(add, loosen), in_all - made, lacking
+            steps, more, then = _either(add), in_all - made, lacking
         elif kind == "baseline":
-            steps = _first((_ADD_TONIGHT, f"{_ADD} {before} {after}"), _either(again, loosen))
-        if kind == "results" or more <= _FEW_MORE * in_all:
+            text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
+            again = self._measure(text, f"--runs {in_all}" if in_all else "")
+            steps = _first((_ADD_TONIGHT, f"{_ADD} {before} {after}"), _either(again))
+        if more <= _FEW_MORE * in_all:
             return steps
         some = self._some([row for row in rows if _asked(row, "of_both")])
         of_rows = f" first{'' if some == 'it' else f', for {some}'}"

@@ -8,12 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import PercentFormatter
 
-from gpuscale.analysis.step_parts import (
-    EfficiencyBudget,
-    TypicalStep,
-    efficiency_budgets,
-    typical_steps,
-)
+from gpuscale.analysis import step_parts
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.records import Configuration, Run
 from gpuscale.reports.figures import picture
@@ -82,13 +77,13 @@ def _most_rows(before: Sequence[Run]) -> int:
     return MOST_BARS // 2 if before else MOST_BARS
 
 
-def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], EfficiencyBudget]:
+def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], step_parts.EfficiencyBudget]:
     """Return the budgets that have measured parts, keyed by configuration and number of GPUs."""
-    found = (each for each in efficiency_budgets(runs) if each.parts)
+    found = (each for each in step_parts.efficiency_budgets(runs) if each.parts)
     return {(each.configuration, each.key.gpus): each for each in found}
 
 
-def _budget_bar(budget: EfficiencyBudget, label: str) -> _Bar:
+def _budget_bar(budget: step_parts.EfficiencyBudget, label: str) -> _Bar:
     parts = {"efficiency": budget.efficiency.value, **budget.parts, "rest": budget.rest}
     hundredths = budget.hundredths.items()
     shares = {name: format_percent(value / 100, decimals=0) for name, value in hundredths}
@@ -101,7 +96,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     """Draw the phases of an average step in each row, a panel per case; None without phases."""
     baseline = measurements.baseline
     runs_before = measurements.earlier or (baseline.runs if baseline else ())
-    steps, before = map(typical_steps, (measurements.runs, runs_before))
+    steps, before = map(step_parts.typical_steps, (measurements.runs, runs_before))
     shown = [*steps.items()][: _most_rows(runs_before)]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
@@ -118,7 +113,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)
 
 
-def _phases_bar(step: TypicalStep, case: str, name: str, per_s: int) -> _Bar:
+def _phases_bar(step: step_parts.TypicalStep, case: str, name: str, per_s: int) -> _Bar:
     times_s = {phase: time_s for phase, time_s in step.phases_s.items() if time_s is not None}
     return _Bar(
         case=case,

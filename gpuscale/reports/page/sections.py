@@ -24,14 +24,7 @@ from gpuscale.reports.page import (
     tone_of,
     without_unknown,
 )
-from gpuscale.reports.show import failures, odd_runs, scaling_cells, table_notes
-from gpuscale.reports.show.step_parts import (
-    budget_findings,
-    budget_legend,
-    phase_cells,
-    phase_notes,
-    rank_cells,
-)
+from gpuscale.reports.show import failures, odd_runs, scaling_cells, step_parts, table_notes
 
 _MOST_FINDINGS = 8
 _MOST_RANKS = 32
@@ -129,8 +122,8 @@ def budget(subject: Subject) -> Section | None:
     """Return the section on the efficiency budget; None if no row has one."""
     if not (found := [each for each in efficiency_budgets(subject.runs) if each.parts]):
         return None
-    findings = [f"{row}: {text}" for row, text in budget_findings(subject.runs)]
-    notes = [*budget_legend(found), *phrases.few(findings, _MOST_FINDINGS, "finding")]
+    findings = [f"{row}: {text}" for row, text in step_parts.budget_findings(subject.runs)]
+    notes = [*step_parts.budget_legend(found), *phrases.few(findings, _MOST_FINDINGS, "finding")]
     figures = pictures(subject, "budget")
     return Section(title="Where the efficiency went", figures=figures, notes=notes)
 
@@ -141,9 +134,9 @@ def phases(subject: Subject) -> Section | None:
         return None
     table = Table(
         caption="The time of each phase, and in small type its share of the step",
-        rows=phase_cells(steps),
+        rows=step_parts.phase_cells(steps),
     )
-    figures, notes = pictures(subject, "phases"), [*phase_notes(steps)]
+    figures, notes = pictures(subject, "phases"), [*step_parts.phase_notes(steps)]
     return Section(title="Phases", figures=figures, tables=[table], notes=notes)
 
 
@@ -172,7 +165,7 @@ def ranks(subject: Subject) -> Section | None:
     ranked = subject.view.ranked if subject.view else ()
     keys = dict.fromkeys(row.entry.key for row in ranked)
     places = {key: place for place, key in enumerate(keys)}
-    cells = rank_cells(sorted(subject.runs, key=lambda run: places.get(run.key, 0)))
+    cells = step_parts.rank_cells(sorted(subject.runs, key=lambda run: places.get(run.key, 0)))
     if not cells:
         return None
     more = len(cells) - _MOST_RANKS

@@ -29,8 +29,9 @@ NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
-_UNLIKELY_CHANCE = 0.05
-"""A slow rank is doubtful if one of equal ranks is as often the slowest more probably than this."""
+_UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
+"""Probabilities that one of equal ranks is as often the slowest from which on it is said so, and
+from which on the slow rank is doubted."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -131,7 +132,10 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    doubt = ", which may be chance" if of > 1 and tail / share > _UNLIKELY_CHANCE else ""
+    chance = tail / share if of > 1 else 0.0
+    doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
+    if not _UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
+        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
     other = "the other" if budget.key.gpus == 2 else "the median rank"
     yield f"{who}: the slowest{where}, {by} behind {other}{doubt}"
 
