@@ -116,7 +116,7 @@ class Difference:
         return replace(self, value=-self.value)
 
     def estimate(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the difference and its interval, still on the log scale."""
+        """Return the value with its interval, of logarithms without exponentiating them."""
         low, high = self.interval(confidence) or (None, None)
         return Estimate(value=self.value, low=low, high=high)
 
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log of the half width at which the t quantile of `first` is exp(log_quantile)."""
+    """Return the log of the sum's half width if `first` has the t quantile exp(log_quantile)."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

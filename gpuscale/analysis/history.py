@@ -136,7 +136,7 @@ class History:
     left_out: tuple[str, ...] = ()
     """Nights excluded on purpose, each with a reason, such as `2026-03-13 (cooling failure)`."""
     nodes: tuple[NodeEffect, ...] = ()
-    """Effect of each node, the slowest first; empty if all nights ran on the same nodes. In `rows`,
+    """Speed of each node, the slowest first; empty if all nights ran on the same nodes. In `rows`,
     nights on a slow node count as if that node were as fast as the others."""
 
     @cached_property

@@ -119,7 +119,7 @@ def stands_out(level: Sequence[float], departure: float) -> bool:
 
 
 def is_far(values: Sequence[float], departure: float) -> bool:
-    """Return True if a departure is large beside the scatter of the latest nights, however few."""
+    """True if a departure from the level is larger than the latest nights' scatter explains."""
     return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
 
 

@@ -39,7 +39,7 @@ from gpuscale.store.files import read_baseline, write_baseline
 
 _MOST_NAMED = 5
 _NIGHTS = 5
-"""Number of a baseline's last nights that show which loss one night would find."""
+"""Number of a baseline's latest nights from which the smallest loss that is found is estimated."""
 _EVERYTHING = "all"
 
 

@@ -232,7 +232,7 @@ def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
 
 
 def choice_of(arguments: argparse.Namespace, contents: Sequence[Results | Baseline] = ()) -> Choice:
-    """Return the rows that the options choose; raise UsageError for one that the contents lack."""
+    """Return the rows that the options choose; raise UsageError if `contents` lack one of them."""
     choice = Choice(cases=arguments.case, gpus=arguments.gpus)
     keys = [run.key for content in contents for run in content.runs]
     keys += [row.key for each in contents if isinstance(each, Baseline) for row in each.published]

@@ -144,10 +144,10 @@ class Sides:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return outlying baseline runs' signed distances from the median, by allocation and index.
+    """Return outlying baseline runs' log distances from the median, by allocation and index.
 
-    A baseline run is not outlying if any run of the results is nearer to this run than to the
-    median, since the machine still produces such times.
+    The distance is that of the logs of step times. A baseline run is not outlying if any run of
+    `after` is nearer to it than to the median, since the machine still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}

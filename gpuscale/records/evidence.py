@@ -205,7 +205,7 @@ class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
-    """Return each library once, sorted by name; different files of one library are kept."""
+    """Return libraries sorted by name, without duplicates; each file of a library is listed."""
     return tuple(sorted(set(libraries), key=lambda library: (library.name, library.path)))
 
 

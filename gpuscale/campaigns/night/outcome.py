@@ -196,7 +196,7 @@ _MEANINGS: Mapping[int, str] = {
     ExitCode.INFRASTRUCTURE: "infrastructure failed",
 }
 UNJUDGED = "all was measured, nothing failed; not judged yet"
-"""Meaning of a night that measured everything but was not compared."""
+"""Outcome, in words, of a night that measured everything but was not compared."""
 _VERDICTS = frozenset(
     (ExitCode.OK, ExitCode.REGRESSED, ExitCode.INCONCLUSIVE, ExitCode.NOTHING_COMPARABLE)
 )

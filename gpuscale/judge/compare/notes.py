@@ -202,7 +202,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs of judged rows; the others give the failures as their reason."""
+    """Yield notes on failed runs of judged rows; other rows give the failures as their reason."""
     judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
     alike = by_key(
         ((len(after.failed), after.point.valid_runs, first_failure(after)), key)

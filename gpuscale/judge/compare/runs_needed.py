@@ -30,7 +30,7 @@ _AS_LIKELY, _NEARLY = 0.5, 0.1
 """Least probability of settling a row for which runs are still advised, and how much of a larger
 one is given up for fewer runs."""
 _MEANS = tuple(normal_quantile((place + 0.5) / 10) for place in range(10))
-"""Equally likely changes of the mean by further runs, in standard deviations."""
+"""Ten equally likely changes of a mean by further runs, in standard deviations of the change."""
 
 
 def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | None, Statement]:

@@ -179,8 +179,8 @@ class Keepers:
     ) -> Outcome:
         """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
-        In the job `describe`, a failure does not end other ranks. After the timeout, ranks are
-        ended; in the job `rank`, they dump stacks first. `details` are further fields of the order.
+        `job` is an order: with `describe`, a failure does not end other ranks. After the timeout,
+        ranks are ended; with `rank`, they dump stacks first. `details` are its other fields.
         """
         ranks, outcome = {rank for pairs in assignment.values() for rank, _ in pairs}, Outcome()
         number = self.send(job=job, folder=str(directory.path), assignment=assignment, **details)

@@ -213,7 +213,7 @@ class LogReader:
         """Raise CommandError if rank 0 reports training progress that gpuscale cannot read.
 
         Other ranks may print anything. If the user has specified a format, matching lines may still
-        follow, so the error is raised only once `is_late` is true, at the timeout.
+        follow, so no error is raised until `is_late` is true, at the timeout.
         """
         is_unread = not self.has_steps and self._unread.are_training
         if is_unread and rank == 0 and (is_late or not self._is_settled):
@@ -237,7 +237,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last words of the process that ended the command, or the latest output."""
+        """Return the last output of the process that ended the command by failing, or else of all."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 
