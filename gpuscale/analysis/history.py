@@ -48,7 +48,7 @@ class RowChange:
     kind: Kind
     before: Scaling
     after: Scaling
-    """Levels before and after: means of at most 15 nights, without outliers; of a drift, weeks."""
+    """Levels before and after: means of at most 15 nights (a drift: of weeks), without outliers."""
     throughput: Estimate
     """Relative change of throughput between these levels; −0.03 means 3% less."""
 

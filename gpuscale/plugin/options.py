@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
-"""Minimum number of runs: 95% intervals of two would hold in fewer than 92% of sessions."""
+"""Minimum number of runs: with two, 95% intervals would be right in under 92% of sessions."""
 
 
 def _runs(text: str) -> tuple[int | None, int]:

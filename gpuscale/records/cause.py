@@ -147,7 +147,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     is_whole_host: bool = False
     """True if all ranks of one host, and no ranks of other hosts, are affected."""
     is_own_lag: bool = False
-    """True if `before_s` is the lag of the named rank, else that of each run's slowest rank."""
+    """True if `before_s` is the named rank's lag; False if it is that of the slowest rank."""
     seen_in: tuple[int, int] | None = None
     """Number of runs that show the cause, and number of all runs."""
     evidence: tuple[Evidence, ...] = ()

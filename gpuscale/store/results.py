@@ -79,7 +79,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> None:
-    """Store in a results file why it is excluded (None: it is not)."""
+    """Record in a results file why it is excluded; None includes it again."""
     with ResultsFile(path) as locked, files.file_errors(path):
         header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")

@@ -47,7 +47,7 @@ class SideSample:
 
     @property
     def value(self) -> float:
-        """The judged quantity: log of a step time, T(n)/T(1) or a metric, or a metric in points."""
+        """The judged value: a metric in points, or the log of a step time, T(n)/T(1) or metric."""
         return _difference([runs.sample.mean for runs in self.samples])
 
     @property

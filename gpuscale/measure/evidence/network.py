@@ -214,10 +214,10 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Return the properties of connections in a host's NCCL logs, or the reason why none was found.
+    """Return the properties of connections in a host's NCCL logs, and why none were found.
 
-    The reason is also None if there are no logs. The host's logs are deleted; those of other hosts,
-    which share the folder if, for example, they have no disks, are ignored.
+    The reason is None if there are connections, or no logs. The host's logs are deleted; those of
+    other hosts, which share the folder if, for example, they have no disks, are ignored.
     """
     texts = []
     try:

@@ -193,7 +193,7 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
 
 
 def python_packages(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the fields of an `Environment` about the packages in folders, without imports."""
+    """Return the `Environment` fields that describe the packages in folders; import nothing."""
     packages = installed_packages(folders)
     torch, vision = _in_version_file(folders, "torch"), _in_version_file(folders, "torchvision")
     return {

@@ -12,7 +12,7 @@ _ENDINGS = {
 }
 """Reasons why a job has ended, keyed by the negative exit codes that PBS itself assigns."""
 _KILLED = 256
-"""Number that PBS adds to a signal's in the exit code if the signal kills a job's shell."""
+"""Exit code of a job whose shell a signal killed, minus the signal's number."""
 
 
 class Pbs(Scheduler):

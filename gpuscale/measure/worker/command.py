@@ -183,7 +183,7 @@ class _Watch:
             self._has_software = True
 
     def _validate_started_ranks(self) -> None:
-        """Raise CommandError if the processes show another number of ranks than requested."""
+        """Raise CommandError if the processes show a different number of ranks than requested."""
         place, reader, gpus = self._place, self._reader, self._request.gpus
         on_gpu, words = self._request.devices, place.command.words
         counts = place.count_ranks()

@@ -237,7 +237,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last output of the process that ended the command by failing, or else of all."""
+        """Return the last output of the process that ended the command, or else of all."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 

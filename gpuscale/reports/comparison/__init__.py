@@ -111,7 +111,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
 
     Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
     the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
-    that has `advice`, the first explanation has none; none is given twice.
+    the headline gives `advice`, the first explanation omits it; no advice is repeated.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]

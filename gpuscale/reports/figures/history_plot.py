@@ -165,7 +165,7 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 
 def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
-    """Return each point's mean over one night, in samples/s or the metric judged instead."""
+    """Return each point's mean over one night: samples/s, or the value of the metric judged."""
     measured = ((PointKey.of(run), run) for run in night.runs)
     costs = by_key((point, run.log_cost) for point, run in measured if point in points)
     return {
