@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from typing import Any
 
 import builders
@@ -44,6 +45,21 @@ def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_sha
     two = SequentialPlan(fewest_runs=3, most_runs=4).rates()
     assert two.significance == 0.01
     assert two.confidence > 0.95
+
+
+@pytest.mark.parametrize(
+    ("later", "verdict"), [((1.01, 0.99), Verdict.OK), ((1.3, 0.8), Verdict.INCONCLUSIVE)]
+)
+def test_a_reference_that_passed_and_got_more_runs_is_reported_by_all_of_them(
+    later: tuple[float, float], verdict: Verdict
+) -> None:
+    singles = [0.1 * f for f in (*QUIET_NOW[:3], *later * 2)]
+    open_ = [0.2 * f for f in (1.2, 0.8, 1.1, 0.9, 1.3, 0.75, 1.0)]
+    step = judge_session(BEFORE, measured({1: singles, 2: open_}))
+    one = _row(step, 1)
+    assert (one.analysed_after, one.entry.verdict) == (3, verdict)
+    shown = known(one.entry.current.step_time_s).value
+    assert shown == pytest.approx(statistics.geometric_mean(singles))
 
 
 def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:

@@ -101,7 +101,8 @@ def _record(arguments: argparse.Namespace) -> int:
     say(strength)
     if (excess := losses[0].loss / (_OFTEN_OPEN * baseline.tolerances.ok_bound)) > 1:
         wanted = _remedy(arguments, baseline, results, excess)
-        say(f"{_OPEN}: {wanted}, or loosen its limits (docs/baselines.md)")
+        add = f"'gpuscale baseline update --add {arguments.output} FILE' takes them"
+        say(f"{_OPEN}: {wanted} ({add}), or loosen its limits (docs/baselines.md)")
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
     return ExitCode.OK

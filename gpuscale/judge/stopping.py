@@ -100,7 +100,8 @@ class DecidedVerdict:
 
     Each judgement repeats all analyses, in the order of the runs in the results. Analysis k uses
     the first k valid runs of each row, and the failed runs before them. A row that is settled or
-    confirmed stays so, except that a row that passed needs more runs if most of its runs fail.
+    confirmed stays so, except that a row that passed needs more runs if most of its runs fail; one
+    that got more runs, as the reference of others, is reported by all of them.
     `cases`, `gpus` and `configurations` are those that the session measures; None means all. If the
     baseline has runs of a row in one of these configurations, its other runs of it are ignored.
     """
@@ -154,7 +155,8 @@ class DecidedVerdict:
             if any(session.has_reached(judgement.row, count) for judgement in judged):
                 rows = session.analysed(rows, count)
         at_end = judged
-        if any(_has_moved(row.entry) for row in rows):
+        pairs = zip(rows, judged, strict=True)
+        if any(_has_moved(row.entry) or _has_more_runs(row, of_all) for row, of_all in pairs):
             rates = ErrorRates(significance=baseline.tolerances.significance)
             at_end = assess(sides, choice, rates)
         reported = tuple(map(_reported, rows, judged, at_end))
@@ -263,6 +265,12 @@ def _has_moved(entry: EntryVerdict) -> bool:
     return entry.verdict.is_loss or entry.verdict is Verdict.IMPROVED
 
 
+def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
+    """True if runs were made after the row had passed: it is the reference of other rows."""
+    made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
+    return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
+
+
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
@@ -272,6 +280,9 @@ def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> Ro
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:
         progress = replace(progress, entry=of_all.entry)
+    elif _has_more_runs(progress, of_all):
+        entry = at_end.entry if at_end.entry.verdict.is_pass else of_all.entry
+        progress = replace(progress, entry=entry)
     if at_end.entry.verdict is progress.entry.verdict and _has_moved(progress.entry):
         # Only the smallest loss depends on the error rates of an analysis.
         smallest = progress.entry.minimum_detectable_loss

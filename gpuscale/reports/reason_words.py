@@ -183,7 +183,7 @@ WORDS: Mapping[str, Words] = {
     "not_measured": Words(
         "not measured",
         short="not measured",
-        remedy="name the results that have what is missing, or measure it: {maker} … --resume FILE",
+        remedy="name results that have these rows too, or measure them ({maker})",
     ),
     "on_neither_side": Words("asked for, and on neither side", short="on neither side"),
     "no_entry": Words(

@@ -7,14 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from gpuscale.base.errors import (
-    DeviceAbsentError,
-    DeviceGoneError,
-    DriverAbsentError,
-    DriverBrokenError,
-    NotSupportedError,
-    QueryError,
-)
+from gpuscale.base import errors
 from gpuscale.records.gpu_and_port_counters import MOMENTS, Field, Query, Reading, clock_events
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -65,7 +58,7 @@ class Device:
             "partition": self.partition,
         }
         for name, query in self.limits.items():
-            with suppress(QueryError):
+            with suppress(errors.QueryError):
                 facts[name] = self.answer(query) / query.divisor
         return facts
 
@@ -91,11 +84,11 @@ class Device:
                 continue
             try:
                 reading.answers[moment] = _first_offered(self._questions[moment])
-            except QueryError as error:
+            except errors.QueryError as error:
                 reading.absent[moment] = str(error)
-                if isinstance(error, DeviceGoneError):
+                if isinstance(error, errors.DeviceGoneError):
                     self.never_offered = dict.fromkeys(MOMENTS, str(error))
-                elif isinstance(error, NotSupportedError):
+                elif isinstance(error, errors.NotSupportedError):
                     self.never_offered[moment] = str(error)
         return reading
 
@@ -105,7 +98,7 @@ def _first_offered(functions: list[Callable[[], Any]]) -> Any:
     while len(functions) > 1:
         try:
             return functions[0]()
-        except NotSupportedError:
+        except errors.NotSupportedError:
             del functions[0]
     return functions[0]()
 
@@ -119,20 +112,20 @@ class Smi(Protocol):
     def stop(self) -> None: ...
     def driver_version(self) -> str | None: ...
     def find_device(self, uuid: str, address: str | None) -> Device: ...
-    def all_devices(self) -> Iterator[tuple[int, Device | DeviceAbsentError]]: ...
+    def all_devices(self) -> Iterator[tuple[int, Device | errors.DeviceAbsentError]]: ...
 
 
 @contextmanager
 def open_smi() -> Iterator[Smi]:
     """Open NVML or AMD SMI while the context lasts; raise DriverAbsentError if neither starts."""
-    absent: list[DriverAbsentError] = []
+    absent: list[errors.DriverAbsentError] = []
     for name in _DRIVERS:
         smi = cast("Smi", import_module(name))
         try:
             smi.start()
-        except DriverBrokenError:
+        except errors.DriverBrokenError:
             raise
-        except DriverAbsentError as error:
+        except errors.DriverAbsentError as error:
             absent.append(error)
             continue
         try:

@@ -27,16 +27,10 @@ from gpuscale.measure.worker.windows import (
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.evidence import Window
 from gpuscale.records.request import CommandOutcome, FigureOutcome
+from gpuscale.workload import step_log_formats
 from gpuscale.workload.command_case import NO_BATCH
 from gpuscale.workload.printed_figures import FigureParser, new_parser, positive
-from gpuscale.workload.step_log_formats import (
-    FORMATS,
-    LogFormat,
-    Mark,
-    Recognition,
-    by_regex,
-    plain,
-)
+from gpuscale.workload.step_log_formats import LogFormat, Mark, plain
 
 _MOST_STEPS = 10**9
 """Maximum number of steps that the record of a run can hold; larger step numbers are ignored."""
@@ -55,15 +49,15 @@ class LogReader:
         """True if one pipe may contain the lines of several ranks."""
         self.latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
-        self._recognition, self._unread = Recognition(), UnreadLines()
+        self._recognition, self._unread = step_log_formats.Recognition(), UnreadLines()
         self._looked_at = 0
         self._series: dict[str, Series] = {}
         self._samples: int | None = None
         self._format: LogFormat | None = None
         if command.log_format is not None:
-            self._format = FORMATS[command.log_format]
+            self._format = step_log_formats.FORMATS[command.log_format]
         elif command.step_regex is not None:
-            self._format = by_regex(command.step_regex)
+            self._format = step_log_formats.by_regex(command.step_regex)
         self._is_settled = self._format is not None or command.figure is not None
 
     def take(self, lines: Sequence[Line]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from gpuscale.base.text import joined, without_options
+from gpuscale.base.text import joined, whole_percent, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
@@ -21,13 +21,11 @@ _Command = tuple[str, str]
 _ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
-_IN_SESSIONS = (
-    "measure the earlier side in further sessions, on the machine as it was, and make a baseline "
-    "of all: gpuscale baseline record"
-)
+_IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
 _LOOSEN = "loosen what counts as ok in these rows (docs/baselines.md)"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Smallest and largest advised number of longer runs."""
+_MANY_RUNS = 12
 _FEW_MORE = 0.1
 """Largest share of the runs needed on both sides that may be lacking and is not asked for."""
 
@@ -111,6 +109,9 @@ class _Adviser:
         # If nothing was judged, no verdict is doubtful.
         is_doubted = "no_valid_run" in notes or any(r.entry.verdict.is_judged for r in self.rows)
         if is_doubted and (caution := _caution(comparison, notes, weight)):
+            if caution == WORDS["newer_baseline"].caution:
+                files = (*comparison.after.files, *comparison.before.files)
+                return _either((caution, f"{_COMPARE} {shlex.join(files)}"))
             return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
         if weight == 2:
             return []
@@ -142,9 +143,12 @@ class _Adviser:
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             some = self._some(wanted)
             rest = "" if some == "it" and any(map(_soon, wanted)) else f", which may settle {some}"
+            odds = max(part.facts.get("chance", 0) for part in parts_of(worst.entry.reason))
+            rest += f" with a probability of {whole_percent(odds)}" if odds else ""
             in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
-            return _either(self._more_now(more, in_all, rest))
+            looser = self._looser if in_all - more >= _MANY_RUNS else ""
+            return _either(self._more_now(more, in_all, rest), looser)
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and self.comparison.baseline_kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -209,8 +213,6 @@ class _Adviser:
 
     def _longer(self) -> list[_Step]:
         """Return advice on longer runs or, if these would hardly help, on what else might help."""
-        is_baseline = self.comparison.baseline_kind == "baseline"
-        loosen = _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
         longer = "find what disturbs these runs ('gpuscale doctor')"
@@ -220,8 +222,13 @@ class _Adviser:
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
             steps = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
-            return [*steps, *([_Step("or", loosen)] if loosen else [])]
-        return _either(longer, loosen)
+            return [*steps, *([_Step("or", self._looser)] if self._looser else [])]
+        return _either(longer, self._looser)
+
+    @property
+    def _looser(self) -> str:
+        is_baseline = self.comparison.baseline_kind == "baseline"
+        return _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
 
     def _how_to_find_change(self) -> str | _Command:
         """Return how to find the harmful change, if possible by `gpuscale bisect`; may be empty."""
