@@ -21,7 +21,7 @@ FEWEST_VISITS = 3
 _NEAR = 7
 """Maximum number of nights without the node, before and after a night, to compare it with."""
 _FEWEST_NEAR = 2
-"""Minimum number of nights without the node, on one side of a night, to compare it with."""
+"""Minimum number of nights without the node, before or after a night, to compare with that one."""
 _EACH, _EACH_DEVIATIONS = 0.01, 1.5
 """Minimum slowdown of each slow night: as a fraction, and in standard deviations of nights."""
 _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5

@@ -1,9 +1,9 @@
-"""Distinguish real changes of level in a series of nights (logarithms) from scatter.
+"""Distinguish real changes of level in a nightly series of log values from scatter.
 
-A change is reported if two successive nights are off the level and agree, if two are far off it, or
-if three are off it on the same side; if at least three nights differ from the earlier ones in a t
-test; or if the median of the latest week has moved away from the best or worst week since the last
-change, which finds slow drifts. docs/evidence/rates.md has the simulated error rates.
+A change is reported if successive nights leave the level: two that agree or are both far off it, or
+three on the same side; if at least three nights differ from the earlier ones in a t test; or, for
+slow drifts, if the median of the latest week has moved away from the best or worst week since the
+last change. docs/evidence/rates.md has the simulated error rates.
 """
 
 import itertools

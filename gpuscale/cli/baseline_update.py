@@ -220,7 +220,7 @@ class SmallestLoss(NamedTuple):
 
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
-    """Return the number of runs of each entry in a usual night: the median, or that above it."""
+    """Return each entry's number of runs in a usual night: the median of its nights, rounded up."""
     return {
         entry: statistics.median_high(Counter(run.allocation for run in runs).values())
         for entry, runs in entries_of(baseline.runs).items()

@@ -58,7 +58,7 @@ def _measured_with(path: Path) -> MeasuredWith:
 
 
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> list[EnvironmentChange]:
-    """Return the changes of the environment and of packages, the most important ones first."""
+    """Return the changes in the environment and in packages, most important first."""
     sides = before[0], after[0]
     changes = [*environment_changes(*sides, before[1], after[1])]
     names = {change.name.removesuffix("_version") for change in changes}

@@ -1,4 +1,4 @@
-"""Probes of a node, short measurements that can confirm a cause, and the node's network ports."""
+"""A node's probes (short measurements that can confirm a cause) and its network ports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple

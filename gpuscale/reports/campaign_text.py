@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Number of sick nodes (of unclear or healthy ones if none is sick): `2 of 64 nodes; …`."""
+        """Number of sick nodes or, if none, of unclear or healthy ones: `2 of 64 nodes; …`."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"

@@ -58,7 +58,7 @@ class SideSample:
 
     @property
     def usual_means(self) -> dict[str, float]:
-        """The judged value in each allocation that is in every sample, without outliers."""
+        """Judged values of the allocations that occur in every sample, except outlying ones."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return {name: value for name, value in values.items() if name not in outlying}

@@ -26,7 +26,7 @@ class ErrorRates:
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
 """Weight of a speedup or metric test in the p-value adjustment; a step-time test has weight 1,
-since only such tests can show a slowdown on every number of GPUs, and step times vary more."""
+since only step times can show a slowdown that all numbers of GPUs share, and they vary more."""
 
 
 def relative_fall(gain: float) -> float:
@@ -243,7 +243,7 @@ def _slowdown(quantities: Quantities) -> Finding:
 
 
 def _doubt(quantity: Quantity) -> tuple[bool, bool, float]:
-    """Return a sort key: quantities that pass first, then those that may be as before."""
+    """Return a sort key: passing quantities first, then those that may be unchanged."""
     bound = math.inf if quantity.loss_bound is None else quantity.loss_bound
     return not quantity.is_ok, quantity.moved_worse(NAMING_SIGNIFICANCE / 2), bound
 

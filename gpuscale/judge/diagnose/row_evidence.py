@@ -117,7 +117,7 @@ class RowEvidence:
 
     @property
     def point(self) -> PointEvidence:
-        """The evidence on the row's own number of GPUs."""
+        """The evidence from runs on the row's own number of GPUs."""
         return self.points[self.entry.key.gpus]
 
     @cached_property

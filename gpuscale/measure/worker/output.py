@@ -269,10 +269,10 @@ def _remedy(kind: _Kind) -> str:
 
 
 def _pattern(line: str, at: int) -> str:
-    """Return the shortest regex that finds the number at `at` by the words before it, or ''.
+    """Return the shortest regex that finds the number at `at` by the words before it; else ''.
 
     All other numbers may vary, even the total in `219/500`, which may depend on the number of
-    ranks. The regex begins at the line's epoch if there is one, else at the word nearest to it.
+    ranks. The regex begins at the line's epoch or, without one, at the word before the number.
     """
     starts = [found.start() for found in re.finditer(r"\S+", line[:at])][::-1]
     named = [begin for begin in starts if re.fullmatch(r"\D*[^\W\d_]\D*", line[begin:at])]

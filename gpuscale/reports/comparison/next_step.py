@@ -196,7 +196,7 @@ class _Adviser:
         return [*_either(first), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Return how to make more runs of each row, and the time, with `then` further runs."""
+        """Return how to make more runs of each row, and how long these and `then` others take."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
