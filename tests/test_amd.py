@@ -174,7 +174,7 @@ def test_where_amds_driver_is_the_missing_part_is_named_and_nothing_is_printed(
         "import sys; from pathlib import Path; from gpuscale.measure.telemetry import device\n"
         f"{sabotage}device.AMD_DRIVER = Path('/')\n"
         "try:\n    device.open_smi().__enter__()\n"
-        "except device.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
+        "except device.errors.DriverAbsentError as error:\n    sys.stderr.write(str(error))\n"
     )
     answer = python("-c", code, ROCM_PATH=str(tmp_path))
     assert reason in answer.stderr

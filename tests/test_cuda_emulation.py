@@ -117,7 +117,8 @@ def test_no_memory_and_a_lost_device_end_their_runs_only(session: Run) -> None:
 def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path: Path) -> None:
     file = write_case(tmp_path, "Case = Tiny")
     memory_bytes = 4 * 1024
-    words = ("batch", f"{file}::Case", "--gpus", "2")
+    # On several devices, gloo's threads may hold a bucket of gradients for longer.
+    words = ("batch", f"{file}::Case", "--gpus", "1")
     limited = {**devices, "EMULATED_CUDA_MEMORY": str(memory_bytes)}
     found = run_gpuscale(tmp_path, *words, **limited).ended()
     told = re.findall(r"(\d+)  fits, peak (\S+) KiB", found.output)
