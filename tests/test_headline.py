@@ -367,6 +367,9 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
     )
     step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
     assert step.startswith("make about 35 more runs first, for mnist_cnn/ddp (2) on 4 GPUs (")
+    both = headline(comparison(replace(toss, change=lower), noisy("further_runs", needed=3)))
+    said = "make about 10 more runs, which may settle it with a probability of 50 % ("
+    assert both["next"].startswith(said)
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
 
 

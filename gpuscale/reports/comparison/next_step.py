@@ -141,10 +141,11 @@ class _Adviser:
         may_do = _asked(worst, "perhaps")
         wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
-            some = self._some(wanted)
-            rest = "" if some == "it" and any(map(_soon, wanted)) else f", which may settle {some}"
+            some, rest = self._some(wanted), ""
             odds = max(part.facts.get("chance", 0) for part in parts_of(worst.entry.reason))
-            rest += f" with a probability of {whole_percent(odds)}" if odds else ""
+            if odds or some != "it" or not any(map(_soon, wanted)):
+                rest = f", which may settle {some}"
+                rest += f" with a probability of {whole_percent(odds)}" if odds else ""
             in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             looser = self._looser if in_all - more >= _MANY_RUNS else ""
