@@ -40,7 +40,7 @@ from gpuscale.reports.comparison.text_markdown_junit import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
-MORE_RUNS = "make about 3 more runs (other options as before)"
+MORE_RUNS = "make about 3 more runs (other options as before; in a job)"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 SIDES = ("busy_host_before", "busy_host")
@@ -377,7 +377,7 @@ def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> 
     judged = comparison(noisy("further_runs", needed=3))
     judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
     assert advice(judged) == (
-        "next make about 3 more runs, and give that file too (other options as before)\n"
+        "next make about 3 more runs, and give that file too (other options as before; in a job)\n"
         "run pytest … --runs 3\nthen compare again\nrun gpuscale compare night.jsonl"
     )
 
@@ -400,13 +400,15 @@ def test_a_command_that_is_known_is_given_whole(typed: str, advised: str) -> Non
     judged = replace(judged, after=replace(judged.after, files=("tonight.jsonl",)))
     made = replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), started_as=typed)
     told = advice(viewed(judged, made)).splitlines()
-    assert told[0] == "next make about 3 more runs"
+    assert told[0] == "next make about 3 more runs (in a job)"
     assert told[1] == f"run {advised.replace('OPTIONS', '--runs 5 --resume tonight.jsonl')}"
     assert told[3] == "run gpuscale compare night.jsonl tonight.jsonl"
+    here = replace(judged, after=replace(judged.after, jobs=()))
+    assert advice(viewed(here, made)).startswith("next make about 3 more runs\nrun ")
     # Of results that were measured by different commands, none is known.
     other = replace(measured({1: [0.1, 0.1]}, job_id="other"), started_as="pytest others")
     told = advice(viewed(judged, made, other)).splitlines()
-    assert told[0] == "next make about 3 more runs (other options as before)"
+    assert told[0] == "next make about 3 more runs (other options as before; in a job)"
     assert told[1] == "run pytest … --runs 5 --resume tonight.jsonl"
     # A session with a baseline judges by itself.
     judging = replace(made, started_as="pytest cases --baseline ours.json")
@@ -419,16 +421,16 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonigh
     between = replace(between, baseline_kind="results")
     first, *others = advice(between).splitlines()
     step = "measure both sides again, 20 runs a row; first the earlier, on the machine as it was"
-    assert first == f"next {step} (other options as before; about 4 min each)"
+    assert first == f"next {step} (other options as before; in a job; about 4 min each)"
     assert others == [
         "run pytest … --runs 20 --results before-20.jsonl",
-        "then measure the later (other options as before)",
+        "then measure the later (other options as before; in a job)",
         "run pytest … --runs 20 --results after-20.jsonl",
         "then compare these",
         "run gpuscale compare before-20.jsonl after-20.jsonl",
     ]
     # Other tools' results tell no time.
-    assert advice(viewed(between)).startswith(f"next {step} (other options as before)\n")
+    assert advice(viewed(between)).startswith(f"next {step} (other options as before; in a job)\n")
     # With those of tonight, the baseline has them.
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
     first, *_, last, _, _ = advice(ours).splitlines()
@@ -442,7 +444,7 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     for time, rows in (("80 s", (uneven,)), ("3 min", (uneven, lower))):
         asked, command, *others = advice(comparison(*rows)).splitlines()
         assert asked.startswith("next measure both sides again, in longer runs; first the earlier")
-        assert asked.endswith(f"(other options as before; about {time} each)")
+        assert asked.endswith(f"(other options as before; in a job; about {time} each)")
         assert command == "run pytest … --run-seconds 12 --runs 6 --results before-12-6.jsonl"
         assert others[3] == "run gpuscale compare before-12-6.jsonl after-12-6.jsonl"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]

@@ -164,8 +164,7 @@ class _Adviser:
 
     def _remedy(self, chosen: Sequence[Row]) -> list[_Step]:
         """Return the first remedy that the reasons of the chosen rows name; empty if none does."""
-        remedies = (words.remedy for row in chosen for words in _words(row))
-        remedy = next(filter(None, remedies), "")
+        remedy = next((w.remedy for row in chosen for w in _words(row) if w.remedy), "")
         return self._longer() if remedy == LONGER else _either(remedy.format(maker=self._program))
 
     @property
@@ -180,10 +179,11 @@ class _Adviser:
         words = without_options(words, ("--results", "--resume", *faults, *shlex.split(options)))
         at = words.index("--") if "--" in words else len(words)
         program = joined(words[:at]) or (options and f"{self._program} …")
-        is_unknown = "other options as before" if options and not words else ""
-        notes = "; ".join(filter(None, (is_unknown, note)))
         line = " ".join(filter(None, (program, options, joined(words[at:]))))
-        return text + (f" ({notes})" if notes else ""), line
+        notes = ["other options as before"] if line and not words else []
+        notes += ["in a job"] if line and self.comparison.after.jobs else []
+        notes += [note] if note else []
+        return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
     def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
         """Return how to measure both sides again, into files of their own, and compare these."""
