@@ -116,7 +116,7 @@ class Difference:
         return replace(self, value=-self.value)
 
     def estimate(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the value with its interval, of logarithms without exponentiating them."""
+        """Return the value and its interval as they are; logarithms stay logarithms."""
         low, high = self.interval(confidence) or (None, None)
         return Estimate(value=self.value, low=low, high=high)
 

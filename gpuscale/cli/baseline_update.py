@@ -109,7 +109,7 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
         remedy = "add a night whose runs agree with the others, or add these with --weak"
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
-    why = "; the added runs deviate more" if new[0].loss > old[0].loss else ""
+    why = "; with those added, runs differ more" if new[0].loss > old[0].loss else ""
     return f"{strength_text(new, sizes)}; before: {range_text(old)}{why}"
 
 
@@ -220,7 +220,7 @@ class SmallestLoss(NamedTuple):
 
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
-    """Return each entry's number of runs in a usual night: the median of its nights, rounded up."""
+    """Return each entry's number of runs in a usual night: the median, of two the larger."""
     return {
         entry: statistics.median_high(Counter(run.allocation for run in runs).values())
         for entry, runs in entries_of(baseline.runs).items()

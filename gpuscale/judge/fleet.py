@@ -18,6 +18,7 @@ from gpuscale.analysis.estimates import Term, difference, exponential, grouped_l
 from gpuscale.analysis.fleet_drift import EFFICIENCY, drift_levels, robust_deviation
 from gpuscale.analysis.probabilities import t_quantile
 from gpuscale.records import cause
+from gpuscale.records.cause import FleetRow, NodeState, NodeVerdict, NodeVisit, Reference
 
 FEWEST_NODES = 4
 """Minimum number of nodes of one kind that is needed to judge any of them."""
@@ -35,9 +36,9 @@ _OPEN_ERRORS = 2.0
 """Distance of a loss from the limit, in standard errors, below which the verdict is open."""
 _CONFIRMATION_P = 0.001
 """One-sided p-value, uncorrected, that the later jobs alone must reach to confirm a loss."""
-_STATES = list(cause.NodeState)
+_STATES = list(NodeState)
 
-_Key = tuple[str, cause.FleetRow]
+_Key = tuple[str, FleetRow]
 """A node, and one of the rows that are measured on it."""
 _Group = tuple[str, int, bool]
 """Rows judged together: kind of node, number of GPUs, and True if rows use all GPUs of a node."""
@@ -103,42 +104,42 @@ class _Scale(NamedTuple):
         return len(jobs) < _MOST_JOBS and apart < _OPEN_ERRORS * error
 
 
-_Finding = tuple[float, cause.NodeVerdict]
+_Finding = tuple[float, NodeVerdict]
 """Ratio of a row's loss to the largest loss expected of a healthy row, and the row's verdict."""
 
 
 def judge(
-    visits: Sequence[cause.NodeVisit],
-    past: Sequence[Sequence[cause.NodeVisit]] = (),
+    visits: Sequence[NodeVisit],
+    past: Sequence[Sequence[NodeVisit]] = (),
     not_measured: Mapping[str, tuple[cause.NotMeasured, str]] | None = None,
-) -> tuple[cause.NodeVerdict, ...]:
+) -> tuple[NodeVerdict, ...]:
     """Judge each node of a sweep against nodes of its kind, and against itself in earlier sweeps.
 
     Return sick nodes first, and in each state the slowest node first. `not_measured` has the reason
     and its details for each requested node without a visit.
     """
-    found, rows = _findings(_measured(visits), past), dict[tuple[str, str], set[cause.FleetRow]]()
+    found, rows = _findings(_measured(visits), past), dict[tuple[str, str], set[FleetRow]]()
     for visit in visits:
         own = rows.setdefault((visit.kind, visit.node), set())
         own.update(row for row, _ in visit.step_times_s)
     most = dict(sorted((kind, len(own)) for (kind, _), own in rows.items()))
-    unmeasured = cause.NodeState.NOT_MEASURED
+    unmeasured = NodeState.NOT_MEASURED
     verdicts = [
-        cause.NodeVerdict(node=node, state=unmeasured, reason=reason, detail=detail)
+        NodeVerdict(node=node, state=unmeasured, reason=reason, detail=detail)
         for node, (reason, detail) in (not_measured or {}).items()
     ]
     for (kind, node), own in rows.items():
-        verdict = cause.NodeVerdict(node=node, state=unmeasured, reason="none alike")
+        verdict = NodeVerdict(node=node, state=unmeasured, reason="none alike")
         if node in found:
             verdict = _finding_to_report(found[node])
-        if len(own) < most[kind] and verdict.state is not cause.NodeState.SICK:
+        if len(own) < most[kind] and verdict.state is not NodeState.SICK:
             verdict = replace(verdict, state=unmeasured, needs_job=False, reason="row missing")
         verdicts.append(verdict)
     verdicts.sort(key=lambda v: (_STATES.index(v.state), v.speed.value if v.speed else 0, v.node))
     return tuple(verdicts)
 
 
-def _finding_to_report(findings: Sequence[_Finding]) -> cause.NodeVerdict:
+def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
     """Return the finding in the worst state with the largest loss relative to its limit.
 
     Findings that need another job take precedence, and so does a single GPU over the whole node if
@@ -153,7 +154,7 @@ def _finding_to_report(findings: Sequence[_Finding]) -> cause.NodeVerdict:
 
 
 def _findings(
-    now: Mapping[_Group, _Jobs], past: Iterable[Sequence[cause.NodeVisit]]
+    now: Mapping[_Group, _Jobs], past: Iterable[Sequence[NodeVisit]]
 ) -> dict[str, list[_Finding]]:
     """Return each node's findings on every row and reference, corrected for multiple testing."""
     levels: dict[_Key, list[float]] = {}
@@ -163,14 +164,14 @@ def _findings(
             level = statistics.fmean(job.deviation for job in own) - centre
             levels.setdefault(key, []).append(level)
     usual = {key: statistics.median(values) for key, values in levels.items()}
-    families: dict[tuple[bool, cause.Reference], list[_Jobs]] = {}
+    families: dict[tuple[bool, Reference], list[_Jobs]] = {}
     for (_, _, is_all), jobs in now.items():
         changes = {
             key: [job._replace(deviation=job.deviation - usual[key]) for job in own]
             for key, own in jobs.items()
             if key in usual
         }
-        references: tuple[tuple[cause.Reference, _Jobs], ...] = (("fleet", jobs), ("past", changes))
+        references: tuple[tuple[Reference, _Jobs], ...] = (("fleet", jobs), ("past", changes))
         for against, compared in references:
             if _count(compared) >= FEWEST_NODES:
                 families.setdefault((is_all, against), []).append(compared)
@@ -190,9 +191,9 @@ def _verdict(
     jobs: Sequence[_Job],
     scale: _Scale,
     p_value: float,
-    against: cause.Reference,
+    against: Reference,
     before: float | None,
-) -> cause.NodeVerdict:
+) -> NodeVerdict:
     """Judge a node's row against one reference; `before` is the row's level in earlier sweeps.
 
     A node is sick only if all jobs together show a loss that the later jobs alone confirm. These
@@ -203,11 +204,11 @@ def _verdict(
     is_open, is_large = scale.is_open(jobs, p_value), scale.ratio(jobs, p_value) > 1
     is_confirmed = len(jobs) > 1 and scale.ratio(later, _CONFIRMATION_P) > 1
     single = any(scale.is_slow(job, p_value) for job in jobs)
-    state = cause.NodeState.UNCLEAR if is_open or is_large or single else cause.NodeState.HEALTHY
+    state = NodeState.UNCLEAR if is_open or is_large or single else NodeState.HEALTHY
     if is_large and is_confirmed and not is_open:
-        state = cause.NodeState.SICK
+        state = NodeState.SICK
     error = Term(variance=scale.error(later), df=scale.df)
-    return cause.NodeVerdict(
+    return NodeVerdict(
         node=node,
         state=state,
         needs_job=is_open,
@@ -224,9 +225,9 @@ def _count(jobs: _Jobs) -> int:
     return len({node for node, _ in jobs})
 
 
-def _measured(visits: Iterable[cause.NodeVisit]) -> dict[_Group, _Jobs]:
+def _measured(visits: Iterable[NodeVisit]) -> dict[_Group, _Jobs]:
     """Return the jobs of each group of rows, with the drift of the machine removed."""
-    groups: dict[_Group, dict[cause.NodeVisit, dict[cause.FleetRow, list[float]]]] = {}
+    groups: dict[_Group, dict[NodeVisit, dict[FleetRow, list[float]]]] = {}
     for visit in sorted(visits, key=lambda visit: (visit.measured_at_s, visit.job)):
         for row, times_s in visit.step_times_s:
             of_group = groups.setdefault((visit.kind, row.gpus, row.device is None), {})

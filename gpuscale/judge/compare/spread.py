@@ -118,12 +118,13 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     Gains are then relative to the mean of its usual allocations rather than of all its runs. Two or
     three allocations suffice if they differ by far more than their runs and most machines do.
     """
-    if not current.common_allocations or len(names := baseline.common_allocations) < 2:
+    count = len(baseline.common_allocations)
+    if not current.common_allocations or count < 2:
         return False
+    if baseline.is_of_nights or count >= MINIMUM_ALLOCATIONS:
+        return count >= MINIMUM_ALLOCATIONS
     between = log_sample([*baseline.usual_means.values()]).variance or 0.0
-    evident = max(_LARGE_DEVIATION**2, _FAR_NOISIER * baseline.variance_in_allocations)
-    enough = len(names) >= MINIMUM_ALLOCATIONS
-    return enough or (between > evident and not baseline.is_of_nights)
+    return between > max(_LARGE_DEVIATION**2, _FAR_NOISIER * baseline.variance_in_allocations)
 
 
 def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:

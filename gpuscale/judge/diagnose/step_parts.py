@@ -133,7 +133,7 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase with four fifths of the loss, or None, and if an even slowdown is excluded.
+    """Return the phase with four fifths of the loss, if any, and whether it cannot be an even one.
 
     An even slowdown would prolong each phase in proportion to its duration, and all of them
     together by at least the loss minus noise.

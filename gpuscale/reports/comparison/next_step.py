@@ -23,9 +23,8 @@ _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
 _LOOSEN = "loosen what counts as ok in these rows (docs/baselines.md)"
-_FEWEST_LONGER, _MOST_LONGER = 6, 12
-"""Smallest and largest advised number of longer runs."""
-_MANY_RUNS = 12
+_FEWEST_LONGER, _MOST_LONGER, _MANY_RUNS = 6, 12, 12
+"""Bounds of an advised number of longer runs; runs after which a looser limit is offered too."""
 _FEW_MORE = 0.1
 """Largest share of the runs needed on both sides that may be lacking and is not asked for."""
 
@@ -94,7 +93,7 @@ class _Adviser:
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         if weight == 0 and self.measured.injections:
-            return _either(self._measure("measure again without --inject"))
+            return _either(self._measure("measure again without --inject", dropped=("--inject",)))
         notes = {note.code for note in comparison.notes}
         if comparison.baseline_kind == "baseline" and weight == 1:
             # Open rows would stay open the other way round.
@@ -172,11 +171,12 @@ class _Adviser:
         configuration = self._worst.entry.configuration
         return "gpuscale run" if configuration and configuration.command else "pytest"
 
-    def _measure(self, text: str, options: str = "", note: str = "") -> _Command:
-        """Return a step whose command is that of the results, with these options and a note."""
+    def _measure(
+        self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
+    ) -> _Command:
+        """Return a step and the command of the results with `options`, without those `dropped`."""
         words = shlex.split(self.measured.started_as or "")
-        faults = ("--inject",) if "without --inject" in text else ()
-        words = without_options(words, ("--results", "--resume", *faults, *shlex.split(options)))
+        words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
         at = words.index("--") if "--" in words else len(words)
         program = joined(words[:at]) or (options and f"{self._program} …")
         line = " ".join(filter(None, (program, options, joined(words[at:]))))
@@ -191,10 +191,9 @@ class _Adviser:
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} each" if wall_s else ""
         text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
-        first = self._measure(text, earlier, takes)
         last = _Step("then", *self._measure("measure the later", later))
         compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
-        return [*_either(first), last, compared]
+        return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
         """Return how to make more runs of each row, and how long these and `then` others take."""
