@@ -30,7 +30,7 @@ _FIRST_SOFTWARE_S = 1.0
 
 
 def main(folder: str) -> None:
-    """Run the command requested in a run's folder; write its windows, figures or failure there."""
+    """Run the command requested in a run's directory; write the result or the failure there."""
     process_ends.signal_at_parent_death(signal.SIGTERM)
     process_ends.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -61,7 +61,7 @@ def main(folder: str) -> None:
 
 
 def _record_software_until_end(place: Place) -> None:
-    """Record the software of this node's processes while another node times the command."""
+    """Record the software that the command uses on this node, until another node has timed it."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():
@@ -87,7 +87,7 @@ def _leave_failure(error: CommandError, place: Place) -> None:
 
 
 class _Watch:
-    """Watches one command from its start until it ends, is late, or has printed enough."""
+    """Watches one command until it ends, times out, or has reported enough steps."""
 
     def __init__(self, place: Place, pipes: Path | None) -> None:
         self._place, self._request, self._directory = place, place.request, place.directory
@@ -136,7 +136,7 @@ class _Watch:
             )
 
     def _look(self) -> tuple[int | None, bool]:
-        """Read lines for a while; return the exit code, if there is one, and whether time is up."""
+        """Read output for about 0.2 s; return the exit code, if any, and whether time is up."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -156,7 +156,7 @@ class _Watch:
         return code, is_late
 
     def _enough_windows(self, code: int | None) -> Windows | None:
-        """Return the windows so far if they suffice, given the command's exit code; else None."""
+        """Return the timed windows, or None if too few; after exit code 0, fewer are enough."""
         if (windows := self._reader.windows) is None:
             return None
         # After the warm-up: lines that have not told the batch by now never will.
@@ -165,7 +165,7 @@ class _Watch:
         return windows if len(windows.spans) >= needed else None
 
     def _look_at_software(self, now_s: float) -> None:
-        """Record the libraries and packages once the processes have loaded them."""
+        """Record the software after the first step; with `--figure`, at growing intervals too."""
         is_due = self._reader.has_steps and not self._has_software
         if self._figures is not None and now_s > self._next_software_s:
             # Without steps, nothing shows when all libraries have been loaded.
@@ -175,7 +175,7 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the libraries and packages of the processes, unless these have already ended."""
+        """Record the command's libraries and packages; no empty record replaces an earlier one."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:
@@ -204,7 +204,7 @@ class _Watch:
         raise reader.failed(f"the command started {made} in a run on {asked}; {remedy}")
 
     def _explain_end(self, code: int) -> None:
-        """Raise CommandError if the command ended early, unless another node has enough windows."""
+        """Raise CommandError if the command ended early, unless another node has the result."""
         # The command may have passed on the exit code of a child, but not a child's signal.
         words = self._reader.last_words(code)
         # A rank may have failed although the command's code is 0, as in `torchrun … | tee log`.
@@ -227,7 +227,7 @@ class _Watch:
             )
 
     def _failed_end(self, code: int, words: LastWords) -> CommandError:
-        """Return the error for a non-zero exit code of a command, or of the rank that failed."""
+        """Return the error for a command or rank that ended with a non-zero exit code."""
         kind: FailureKind = "raised"
         own, place = self._place.rank, self._place.label
         if words.exception is not None:

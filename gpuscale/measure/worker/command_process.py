@@ -1,4 +1,4 @@
-"""Start the processes of a command, with pipes for their output and variables for their ranks."""
+"""Start a command's processes, with pipes for output and environment variables for ranks."""
 
 import math
 import os
@@ -55,11 +55,11 @@ class Place:
 
     @property
     def node(self) -> int:
-        """Index in `hosts` of the node of this process."""
+        """Index in `hosts` of the node on which this process runs."""
         return self.number if self.rank is None else self.rank // self.gpus_on(0)
 
     def gpus_on(self, node: int) -> int:
-        """Return the number of the run's GPUs on a node; the last node has the remaining ones."""
+        """Return how many of the run's GPUs are on a node; the last node has the remainder."""
         block = math.ceil(self.request.gpus / len(self.hosts))
         return min(block, self.request.gpus - node * block)
 
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Part of messages such as ` on n2`; empty in local runs or if ranks may be on any host."""
+        """Host name for messages, such as ` on n2`; empty in local runs or if unknown."""
         return f" on {socket.gethostname()}" if self.is_across and not self.covers_all_nodes else ""
 
     def processes(self) -> set[int]:
@@ -83,7 +83,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> set[int]:
-        """Return the rank counts that processes report; list this node's ranks in a file."""
+        """Return world sizes from processes' environments; write this node's ranks to a file."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
@@ -101,7 +101,7 @@ class Place:
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command, and let `output` read it; `pipes` is a folder for pipes of its ranks."""
+    """Start the command; `output` reads what it prints; `pipes` is a folder for ranks' pipes."""
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
     variables = {**os.environ, **_device_variables(request.devices[:here])}
@@ -195,7 +195,7 @@ def _make_rank_pipes(ranks: int, folder: Path, output: Output) -> None:
 
 
 def _hostfile(place: Place) -> Path:
-    """Write a hostfile in the form of Open MPI and DeepSpeed."""
+    """Write a hostfile in the format of Open MPI and DeepSpeed, and return its path."""
     path = place.directory.path.absolute() / f"hostfile-{place.number}"
     lines = (f"{host} slots={place.gpus_on(node)}\n" for node, host in enumerate(place.hosts))
     path.write_text("".join(lines), encoding="utf-8")

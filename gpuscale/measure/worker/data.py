@@ -26,7 +26,7 @@ _FEWEST_POOLED_BATCHES = 2
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A deterministic replacement for a case's data: a few generated samples, in turn."""
+    """A dataset that repeats a few deterministic, generated samples in place of real data."""
 
     def __init__(self, case: TrainingCase, indices: Iterable[int] = range(_POOL)) -> None:
         self._length = case.training_samples
@@ -45,7 +45,7 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase) -> Batch:
-    """Return a batch of two samples, of the first and last class; batch norm rejects one sample."""
+    """Return a batch of two synthetic samples; batch norm would reject a single sample."""
     dataset = SyntheticDataset(case, (0, min(case.classes, _POOL) - 1))
     return default_collate([dataset[0], dataset[1]])
 
@@ -66,7 +66,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 def on_device(
     batch: Batch, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Any, Any]:
-    """Move a batch to a device, images in the memory format given; return inputs and targets."""
+    """Move a batch to a device, with images in `memory_format`; return inputs and targets."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         is_image = tensor.dim() == 4 and tensor.is_floating_point()
@@ -81,7 +81,7 @@ def on_device(
 
 
 class PooledBatches:
-    """Batches of synthetic samples, created in advance, so that steps involve no loader."""
+    """Endless batches of synthetic samples, created in advance so that no step needs a loader."""
 
     # It never ends, since the first batch of an epoch would be late.
     epoch = 0
@@ -172,7 +172,7 @@ def real_dataset(case: TrainingCase, request: RunRequest) -> Dataset[Any]:
 def training_batches(
     case: TrainingCase, request: RunRequest, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """Return the batches of one of the `world_size` ranks that share the samples of a step."""
+    """Return an endless stream of a rank's batches; `world_size` ranks share a step's samples."""
     pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
         return PooledBatches(SyntheticDataset(case), batch=batch, rank=rank, pin_memory=pin_memory)

@@ -51,7 +51,7 @@ class RankFiles:
     def leave_failure(
         self, error: BaseException, batch_per_gpu: int | None, *, lost_peer: bool
     ) -> None:
-        """Write the error that ended this rank, with a traceback unless gpuscale raised it."""
+        """Write the error that ended this rank, with a traceback unless it is a GpuscaleError."""
         host, message, detail = socket.gethostname(), " ".join(str(error).splitlines()), ""
         if not isinstance(error, GpuscaleError):
             summary = "".join(traceback.format_exception_only(error)).strip()
@@ -79,7 +79,7 @@ class RankFiles:
 
 
 def is_lost_peer_error(error: BaseException) -> bool:
-    """Return True if the error shows failed communication, most likely with a rank that ended."""
+    """Return True if communication failed, most likely because another rank had ended."""
     text = str(error)
     # NCCL also allocates memory on this rank's GPU, and may find too little left by torch.
     if OUT_OF_MEMORY.search(text):
@@ -88,7 +88,7 @@ def is_lost_peer_error(error: BaseException) -> bool:
 
 
 def main(directory: str, stacks: str) -> None:
-    """Carry out the request in a run's directory; at the timeout, write this rank's stacks."""
+    """Carry out the request in a run's directory; at a timeout, write stack traces to `stacks`."""
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
@@ -190,9 +190,9 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
 
 
 def parameter_digest(model: torch.nn.Module) -> str:
-    """Return a SHA-256 digest of the exact parameters; if sharded, only of this rank's shards.
+    """Return a SHA-256 digest of the parameters; if sharded, only of this rank's shards.
 
-    Buffers are left out: between two forward passes, ranks have different batch-norm statistics.
+    Buffers are left out, since batch-norm statistics may differ between ranks after a step.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():

@@ -22,7 +22,7 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def seen_by_torch(device: str) -> dict[str, Any]:
-    """Return the fields of an `Environment` about torch, its GPUs, device type and libraries."""
+    """Return the `Environment` fields about torch, its libraries, the device type and the GPUs."""
     gpus = _gpus()
     on_gpu = is_gpu(device) or bool(gpus)
     cudnn_version = _cudnn_version() if on_gpu else None
@@ -91,14 +91,14 @@ def numa_node_of(gpu: Any) -> int | None:
 
 
 def _pci_address(gpu: Any) -> str | None:
-    """Return the PCI address in a GPU's properties; None if unknown, as before torch 2.8."""
+    """Return the PCI address in a GPU's properties; None if absent, as before torch 2.8."""
     if not hasattr(gpu, "pci_bus_id"):
         return None
     return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """Return the `GpuDevice` fields that only the driver reports, for each GPU by `Device.key`."""
+    """Return the `GpuDevice` fields that only the driver reports, keyed by each `Device.key`."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
         for number, device in smi.all_devices():
@@ -129,7 +129,7 @@ def _why_no_cuda() -> str:
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
-    """Raise GpuscaleError if torch, built for these architectures, has no kernels for a GPU."""
+    """Raise GpuscaleError if torch has no kernels for a GPU; `built_for` lists architectures."""
     capability = (gpu.major, gpu.minor)
     if torch.version.hip is not None:
         # Compare names (torch 2.1 or later), since gfx900 and gfx90a both have capability 9.0.
@@ -149,7 +149,7 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """Return True if code for `sm_80`, `compute_80` etc. runs on this compute capability."""
+    """Return True if code for `sm_80`, `compute_80` etc. runs on GPUs of a compute capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
         # For example sm_90a, which runs only on 9.0; builds with it also have sm_90.

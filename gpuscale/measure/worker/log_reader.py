@@ -112,7 +112,7 @@ class LogReader:
             series.interrupt()
 
     def global_batch(self) -> int:
-        """Return the samples per step over all GPUs; raise CommandError if unknown or wrong."""
+        """Return the samples per step over all GPUs; raise CommandError if unknown or invalid."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         if asked is not None and not self._command.batch_from_output:
             expected = asked * gpus
@@ -137,7 +137,7 @@ class LogReader:
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def progress(self) -> tuple[str, int, int]:
-        """Return `window`, windows found and windows wanted; if no step is recognised, a notice."""
+        """Return the word `window`, the number found and the number wanted; or a notice."""
         if self._unread.count and not self.has_steps:
             return self._unread.notice, 0, 0
         if (windows := self.windows) is None:
@@ -147,7 +147,7 @@ class LogReader:
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
         """Return the outcome for the launcher; raise CommandError if windows are implausible.
 
-        `started_s` is the start on the monotonic clock; Unix time is `clock_s` seconds ahead of it.
+        `started_s` is the start on the monotonic clock; adding `clock_s` to it gives Unix time.
         """
         series = self._leading()
         assert series is not None
@@ -215,7 +215,7 @@ class LogReader:
 
     @property
     def has_rank_lines(self) -> bool:
-        """True if a line has come from a rank's own pipe; each of torchrun's ranks has one."""
+        """True if a line has come through a rank's own pipe, as given to each rank of torchrun."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -231,7 +231,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last output of the process that ended the command, or else of all."""
+        """Return the last output of the process that ended the command; if unknown, of all."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 
@@ -242,7 +242,7 @@ class LogReader:
         lines: Sequence[str] = (),
         rank: int | None = None,
     ) -> CommandError:
-        """Return a CommandError with a message and, as its detail, `lines` or the latest output."""
+        """Return a CommandError; its detail is `lines` or, if empty, the latest lines of output."""
         series, detail = self._leading(), "\n".join(lines or self.latest)
         failure = Failure(kind=kind, message=message, detail=detail, rank=rank)
         return CommandError(failure, steps_reported=0.0 if series is None else series.latest)
@@ -266,15 +266,15 @@ class FigureReader(LogReader):
 
     @property
     def found(self) -> dict[str, str | float]:
-        """The figures of the process that has printed the most metrics, keyed by metric."""
+        """Values from the process that has printed the most metrics, keyed by metric name."""
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:
-        """Return `figure`, metrics found and metrics wanted."""
+        """Return the word `figure`, the number of metrics found and the number wanted."""
         return "figure", len(self.found), len(self._command.metrics)
 
     def figures(self) -> FigureOutcome:
-        """Return a command's figures, or a failure if a figure is missing or not positive."""
+        """Return the values of all metrics, or a failure if one is missing or not positive."""
         if lacking := self.explain_incomplete():
             return FigureOutcome(values=(), failure=self.failed(lacking, "unread").failure)
         values = []

@@ -1,4 +1,4 @@
-"""Read a command's output: how its processes ended, and which unread lines may count steps."""
+"""Read a command's output; find how its processes ended, and which unknown lines count steps."""
 
 import os
 import re
@@ -68,7 +68,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
 
     def listen(self, descriptor: int, source: str) -> None:
-        """Start to read lines from a pipe, to which the process `source` writes."""
+        """Start reading lines from a pipe; `source` names the process that writes to it."""
         os.set_blocking(descriptor, False)
         self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
 
@@ -166,7 +166,7 @@ def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWor
 
 
 def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
-    """Return exit codes from torchrun's summary, keyed by rank; the first failed rank is last."""
+    """Return exit codes by rank from torchrun's summary, ending with the rank that failed first."""
     codes: dict[str, int] = {}
     for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)
@@ -190,7 +190,7 @@ def _raised(lines: Iterable[Line]) -> _Traceback | None:
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines with the same words, which differ only in numbers and punctuation."""
+    """A group of lines that differ only in numbers and punctuation."""
 
     first_s: float
     is_training: bool
@@ -201,7 +201,7 @@ class _Kind:
     """How often each whole number rose from a line to the next, keyed by its place among them."""
 
     def take(self, line: str) -> None:
-        """Count a line, and the numbers in it that are higher than in the line before."""
+        """Count a line, and note which of its numbers have risen since the previous line."""
         both = zip(_WHOLE.findall(self.latest), _WHOLE.findall(line), strict=False)
         self.rises.update(place for place, (old, new) in enumerate(both) if int(new) > int(old))
         self.count += 1
@@ -229,7 +229,7 @@ class UnreadLines:
         self.count, self._last = 0, ""
 
     def take(self, line: str, arrived_s: float) -> None:
-        """Examine the next line, as returned by `plain`."""
+        """Examine the next line, already cleaned of terminal escape sequences by `plain`."""
         self.count += 1
         self._last = " ".join(line.split())[:_LONGEST_SHOWN] or self._last
         is_training = _OF_TRAINING.search(line) is not None
@@ -243,7 +243,7 @@ class UnreadLines:
 
     @property
     def notice(self) -> str:
-        """The number of lines and the last one, for a user who waits for the first step."""
+        """Message while no step has been found: the number of lines read, and the last line."""
         read = f"no step read in {counted(self.count, 'line')} (--step-regex?)"
         return f"{read}; last: {visible(self._last)}"
 
@@ -269,7 +269,7 @@ def _remedy(kind: _Kind) -> str:
 
 
 def _pattern(line: str, at: int) -> str:
-    """Return the shortest regex that finds the number at `at` by the words before it; else ''.
+    """Return a short regex that finds the number at index `at` by the words before it, or ''.
 
     All other numbers may vary, even the total in `219/500`, which may depend on the number of
     ranks. The regex begins at the line's epoch or, without one, at the word before the number.
@@ -291,6 +291,6 @@ def _pattern(line: str, at: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a regex, safe within single quotes, for a text with any blanks and numbers."""
+    """Return a regex without single quotes for a text in which blanks and numbers may vary."""
     pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
     return re.sub(r"\d+", r"\\d+", pattern)

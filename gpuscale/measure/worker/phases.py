@@ -22,7 +22,7 @@ class Phase(IntEnum):
 
 
 class PhaseClock:
-    """Times the phases of a window, in all steps or only in one of every few steps.
+    """Times the phases of the steps in a window: of every step, or only of every Nth.
 
     On CUDA, events are recorded on the current stream and read after the window. The device
     completes an event when it has done all work enqueued before. If the host is late, as with slow
@@ -72,7 +72,7 @@ class PhaseClock:
         return Phases(**dict(zip(Phases.__struct_fields__, seconds, strict=True)))
 
     def _now(self) -> Any:
-        """Return a time or, on CUDA, an event that marks a time once the device reaches it."""
+        """Return the time now or, on CUDA, a recorded event that the device will timestamp."""
         if self._device.type != "cuda":
             return time.perf_counter()
         if len(self._marks) == len(self._pool):

@@ -73,7 +73,7 @@ class _Place:
             torch.cuda.synchronize(self.device)
 
     def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
-        """Return a probe with the rates of this device or, if `of_node`, of the whole node."""
+        """Return the record of a probe of this device or, if `of_node`, of the whole node."""
         of: dict[str, Any] = {}
         if not of_node:
             of["device"] = f"CPU rank {self.local_rank}"
@@ -133,7 +133,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return work that reads data files uncached from storage; None if this rank reads none."""
+    """Return the work of reading data files, bypassing the cache; None if this rank reads none."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
@@ -174,7 +174,7 @@ def _alone(place: _Place) -> Iterator[Probe]:
 
 
 def _steady_rate(place: _Place, work: Work, limit_s: float) -> float:
-    """Return the median rate of the last blocks, once the rate is steady or the time is up."""
+    """Repeat work until the rate is steady or time is up; return the median of the last rates."""
     call, amount = work
     place.time_s(call)
     calls = max(1, math.ceil(limit_s / _BLOCKS / place.time_s(call)))
@@ -219,7 +219,7 @@ def _answer(to: int, message: torch.Tensor) -> None:
 
 
 def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
-    """Yield probes of an all-reduce over all ranks of these nodes; other ranks do not take part."""
+    """Yield probes of an all-reduce over all ranks of `nodes`; other ranks must not call this."""
     each = place.request.ranks_per_node
     ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
     group: Any = dist.new_group(ranks, use_local_synchronization=True)

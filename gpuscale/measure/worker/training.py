@@ -87,7 +87,7 @@ class Strategy:
         """Return once every rank has reached this point."""
 
     def largest(self, value: float) -> float:
-        """Return the largest of the values that the ranks pass; every rank gets the same result."""
+        """Return the maximum of `value` over all ranks; all ranks must call this."""
         return value
 
     def gathered(self, own: T) -> list[T]:
@@ -115,17 +115,17 @@ class Strategy:
         return training.forward_backward(inputs, targets)
 
     def final_loss(self, loss: float) -> float:
-        """Return the loss of the last step: this rank's own, unless only another rank has one."""
+        """Return the loss of the last step: this rank's or, in a pipeline, the last stage's."""
         return loss
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save the state that `realign` restores, before steps without synchronisation."""
+        """Before steps without synchronisation, save the state that `realign` restores, if any."""
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Bring the parameters, buffers and optimiser states of all ranks into agreement."""
 
     def verify(self, training: "Training") -> None:
-        """Raise InvalidTrainingError unless the ranks trained together, if digests cannot tell."""
+        """Run the strategy's check of training, if any; raise InvalidTrainingError if it fails."""
 
 
 class Training:
@@ -271,6 +271,6 @@ def state_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> l
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a tensor, or a whole unsharded tensor, without copying."""
+    """Return this rank's shard of a tensor, or the whole tensor if unsharded, without copying."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

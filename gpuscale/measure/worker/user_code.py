@@ -62,13 +62,13 @@ def _load_module(name: str, file: Path) -> ModuleType:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the innermost line of user code in a traceback, such as `test_mine.py:12`, or None."""
+    """Return the innermost line of user code in a traceback (`test.py:12`); None if not found."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return as_place(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
 def too_few_outputs(error: BaseException) -> str:
-    """Return the reason if a loss failed on labels that the model has no output for, or ''."""
+    """Return the reason if a loss failed because the model has too few outputs, else ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         case = frame.f_locals.get("self")
         if isinstance(case, TrainingCase) and frame.f_code is getattr(case.loss, "__code__", None):
@@ -99,7 +99,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str | None:
-    """Describe where gpuscale's code failed, or how it calls a case's method; None if unknown."""
+    """Describe the call in gpuscale's code that led to an error; None if there is no such call."""
     own = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -121,7 +121,7 @@ def _place(error: BaseException) -> str | None:
 
 
 def _layer(error: BaseException, model: object) -> str:
-    """Describe the innermost layer in a traceback: `, layer 2: Linear(in_features=8, …)`, or ''."""
+    """Return the innermost layer in a traceback, such as `, layer 2: Linear(…)`; '' if none."""
     found = model.named_modules() if isinstance(model, nn.Module) else ()
     layers = {layer: name.removeprefix("module.") for name, layer in found if layer is not model}
     inside = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -23,11 +23,11 @@ _BURST_SHARE = 0.05
 def window_plan(
     step_time_s: float, timing: TimingPlan, *, pausing: bool, loaders: int = 0
 ) -> tuple[int, int]:
-    """Return the steps per window and the number of synchronised windows for a given pace.
+    """Return the steps per window and the number of synchronised windows for a given step time.
 
     Windows are shorter than the timing plan requests if ten of them would exceed the time budget;
-    if `pausing` is True, windows without synchronisation count against it too. Loader processes
-    start together and take equally long, so a window holds whole bursts of their batches.
+    if `pausing` is True, windows without synchronisation use part of the budget. Loader processes
+    deliver batches in bursts, one batch each, so a window is a multiple of `loaders` steps.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - ROUNDING))
     fewest = min(FEWEST_WINDOWS, timing.windows)
@@ -95,7 +95,7 @@ class Series:
         self._latest.append(step)
 
     def median_speed(self, begin_s: float, end_s: float) -> float | None:
-        """Return the median samples/s reported between two times; None after too few reports."""
+        """Return the median samples/s reported between two times; None for fewer than 3 reports."""
         within = (speed for at_s, speed in self.speeds if begin_s < at_s <= end_s)
         speeds = [speed for speed in within if 0 < speed < math.inf]
         return statistics.median(speeds) if len(speeds) >= _FEWEST_SPEEDS else None
@@ -120,12 +120,12 @@ class Series:
 
     @property
     def count(self) -> int:
-        """The number of steps in the stretches."""
+        """The number of steps reported in `stretches`."""
         return sum(map(len, self.stretches))
 
 
 def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Windows | None:
-    """Divide the points after the warm-up into windows; None before the end of the warm-up."""
+    """Divide the steps after the warm-up into windows; return None if there are too few steps."""
     if (warmed_up := _after_warmup(stretches, timing)) is None:
         return None
     rest, warmup_steps, warmup_s = warmed_up
@@ -145,7 +145,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float] | None:
-    """Return the points after the warm-up, and its steps and seconds; None before its end."""
+    """Return the points after the warm-up and its length in steps and seconds; None if not over."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -176,7 +176,7 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
     """Return True if lines arrived in bursts, so arrival times do not show when steps ended.
 
-    If steps really were as fast as in a burst, lines would arrive without pauses.
+    If steps really were that fast, their lines would arrive without pauses.
     """
     moments = [point.at_s for stretch in stretches for point in stretch]
     bursts: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""Data parallelism with a whole model on each GPU, and the base class of process groups."""
+"""Data parallelism with a whole model per GPU; base class of strategies with process groups."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _FIRST_COMPRESSED = 2
 
 
 class DataParallelStrategy(Strategy):
-    """DataParallel: scatters batches over the devices, and gathers outputs on the first device."""
+    """The strategy `dp`: torch's DataParallel scatters each batch from one process to all GPUs."""
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         model = autocasting(model.to(self.device), self._precision, self.device.type)
@@ -50,7 +50,7 @@ class _Autocasting(torch.nn.Module):
 
 
 class ProcessGroupStrategy(Strategy):
-    """Base class for one rank per device; a single rank forms a group too, to be comparable."""
+    """Base class of strategies with one rank per device; even a single rank forms a group."""
 
     def __init__(self, request: RunRequest) -> None:
         self.rank = int(os.environ["RANK"])
@@ -84,7 +84,7 @@ class ProcessGroupStrategy(Strategy):
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
-    """One process per GPU, even for a single GPU; the backward pass all-reduces gradients."""
+    """The strategy `ddp`: one process per GPU; the backward pass all-reduces gradients."""
 
     _has_run = False
 
@@ -113,7 +113,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        """Enter DDP's own `no_sync` context, which skips communication but keeps DDP's hooks."""
+        """Enter a context in which DDP exchanges neither gradients nor buffers between ranks."""
         assert isinstance(model, DistributedDataParallel)
         # `no_sync` does not reset this flag. If it is set, the first forward pass after a
         # synchronised step broadcasts buffers, and waiting for rank 0 hides a delay of rank 0.

@@ -29,7 +29,7 @@ _FEWEST_SAMPLES = 4
 
 
 class FullyShardedStrategy(ProcessGroupStrategy):
-    """FSDP2: each block gathers its parameters from the shards of all ranks while it computes."""
+    """The strategy `fsdp` (FSDP2): each block gathers its parameters from all ranks to compute."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
@@ -71,7 +71,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
 
     def realign(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Restore the state saved by `remember`, as no other rank has these shards."""
+        """Restore the state saved by `remember`, since no other rank has this rank's shards."""
         tensors = [local_part(tensor) for tensor in state_tensors(model, optimizer)]
         if [tensor.shape for tensor in tensors] != [kept.shape for kept in self._kept]:
             raise InvalidTrainingError(
@@ -94,7 +94,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             )
 
     def _gradient_error(self, training: Training) -> float:
-        """Return the error of the sharded gradient, relative to the plain gradient."""
+        """Return the relative error of sharded gradients, compared to training without FSDP."""
         plain = training.case.model().to(self.device)
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):

@@ -70,7 +70,7 @@ class LightningTraining(Training):
         assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
-        """Yield the batches of one step, then wait until `step` requests those of the next."""
+        """Yield the batches of one step each time that `step` is called, and wait in between."""
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
@@ -105,9 +105,9 @@ class LightningTraining(Training):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Enter a context in which a step does not wait for other ranks, even in Lightning itself.
+        """Enter a context in which a step waits for no other rank, not even in Lightning itself.
 
-        At each step, Lightning's rank 0 broadcasts whether it has received SIGTERM.
+        Otherwise Lightning's rank 0 broadcasts at each step whether it has received SIGTERM.
         """
         loop = self._trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = nullcontext
@@ -126,7 +126,7 @@ class LightningStrategy(DistributedDataParallelStrategy):
 
 
 class _Module(LightningModule):
-    """A case as a LightningModule, which marks the phases of each step."""
+    """A LightningModule that trains a case's model and marks the phases of each step."""
 
     def __init__(self, training: LightningTraining, model: Callable[..., Any]) -> None:
         super().__init__()

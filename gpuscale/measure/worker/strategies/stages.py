@@ -1,4 +1,4 @@
-"""Models divided into stages, one per GPU: layers that compute in turn (`mp`), and pipelines."""
+"""The strategies `mp` and `pipeline`, which divide a model into stages, one stage per GPU."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _SAME_ON_GPUS = 0.01
 
 
 class ModelParallelStrategy(Strategy):
-    """Spreads layers over all devices, which compute in turn; the last device computes the loss."""
+    """The strategy `mp`: layers are spread over devices, which compute one after another."""
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         if len(self.devices) < 2:
@@ -43,7 +43,7 @@ class ModelParallelStrategy(Strategy):
 
 
 class _OnDevices(nn.Module):
-    """Stages of a model on several devices; each passes its output on to the next stage."""
+    """A model whose stages are on several devices; each stage passes its output to the next."""
 
     def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Return the start of each part, chosen so that the costliest part is as cheap as possible."""
+    """Split costs so that the costliest part is as cheap as possible; return each part's start."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
@@ -100,7 +100,7 @@ def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Merge adjacent blocks until each group has parameters, without which optimisers fail."""
+    """Merge adjacent blocks until each group has parameters, since an optimiser needs some."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
         if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):
@@ -133,7 +133,7 @@ def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> 
 
 
 class PipelineStrategy(ProcessGroupStrategy):
-    """One rank per stage of the model; a single rank trains the whole model without a pipeline."""
+    """The strategy `pipeline`: one rank per stage; a single rank trains without a pipeline."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
@@ -163,7 +163,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """Enter a context in which a single rank also splits each batch into micro-batches."""
+        """Enter a context in which even a single rank splits batches into micro-batches."""
         self._divides_alone = True
         yield
         self._divides_alone = False
@@ -249,7 +249,7 @@ class PipelineStrategy(ProcessGroupStrategy):
             )
 
     def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Train on the micro-batches one by one, each going through all stages and back."""
+        """Compute gradients for one micro-batch after another, without overlap between stages."""
         for values, expected in self._divided(inputs, targets):
             if not self._is_first:
                 values = self._receive(self.rank - 1).requires_grad_()
