@@ -137,7 +137,7 @@ class RunDirectory:
         return tuple(filter(None, left))
 
     def wait_for_results(self, job: str, hosts: Sequence[str], ranks: int) -> None:
-        """Wait at most 30 s until all files that a job writes if it succeeds are visible here."""
+        """Wait up to 30 s until all result files of a successful job are visible on this node."""
         if job == "describe":
             paths = [self.environment(host).path for host in hosts]
         elif job == "probe":
@@ -170,7 +170,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder (default: in $TMPDIR); delete any that killed processes left."""
+    """Provide a temporary folder (default: in $TMPDIR); first delete those of killed processes."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # A shared file system may keep locks per host, so that folders in use on another host look
     # unlocked. Host names contain no underscore.

@@ -90,7 +90,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters and the lower of its two link rates."""
+    """Yield each port with the growth of its counters and the lower link rate of both readings."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -138,7 +138,7 @@ def _port(kind: PortKind, folder: Path, own_facts: Sequence[_Fact]) -> Port:
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
-    """Return True for interfaces of adapters and for virtual ones that carry their own traffic."""
+    """Return True for a physical Ethernet interface, or a virtual one with traffic of its own."""
     if text_of(folder / "type") != _ETHERNET:
         return False
     # Traffic of a virtual interface in a bridge is counted by the bridge itself.
@@ -216,8 +216,8 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
     """Return the properties of connections in a host's NCCL logs, and why none were found.
 
-    The reason is None if there are connections, or no logs. The host's logs are deleted; those of
-    other hosts, which share the folder if, for example, they have no disks, are ignored.
+    The reason is None if there are connections, or no logs. The host's logs are deleted. Logs of
+    other hosts, which may share the folder if they have no disks, are ignored.
     """
     texts = []
     try:

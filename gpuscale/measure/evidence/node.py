@@ -1,7 +1,7 @@
 """Collect the evidence of a node: its settings, the load from other processes, and its network.
 
-Nothing in this folder imports torch or touches CUDA, since the keeper forks ranks that do. Paths
-below `/proc` and `/sys` are relative to a `root`, for which tests use a tree of files.
+Nothing in this folder imports torch or touches CUDA, since launch/keeper.py uses it and forks ranks
+that do. Paths below `/proc` and `/sys` are relative to a `root`; tests set it to a tree of files.
 """
 
 import os
@@ -62,10 +62,10 @@ class LoadMeter:
     def load(
         self, gpu_processes: int | None = None, *, may_run_elsewhere: bool = False
     ) -> HostLoad:
-        """Return the host's load since the meter was created; `gpu_processes` is only passed on.
+        """Return the host's load since the meter was created, with `gpu_processes` copied into it.
 
-        With `may_run_elsewhere`, the load is unknown if this family used almost no CPU time: a
-        daemon has probably started the workers, as with `srun` and `docker run`.
+        With `may_run_elsewhere`, the load is unknown if the run's processes used almost no CPU
+        time: a daemon has probably started the workers, as with `srun` and `docker run`.
         """
         now = self._ticks(self._members())
         elapsed, busy, own = (after - then for after, then in zip(now, self._before, strict=True))
@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that reads the values in files: `a`, or `a on 3, b on 1` if they differ."""
+    """Return a function that formats values in files as `a`, or `a on 3, b on 1` if they differ."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

@@ -1,6 +1,6 @@
-"""Software of processes: loaded libraries, environment variables, a command's Python packages.
+"""Software of processes: loaded libraries, environment variables and Python packages.
 
-A command's interpreter may belong to another environment or container. gpuscale does not start that
+A user's command may run in another environment or container. gpuscale does not start its Python
 interpreter: loaded libraries reveal the folders from which it imports, and gpuscale reads these
 folders through `/proc/PID/root`.
 """
@@ -63,7 +63,7 @@ def own_software() -> ProcessSoftware:
 
 
 def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files, with the version of this process's NCCL."""
+    """Return the known libraries among mapped files; NCCL gets a version only if `are_own`."""
     found = []
     for path in (file.removesuffix(" (deleted)") for file in files):
         for name, pattern in _FILE_NAMES.items():
@@ -110,7 +110,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
 def _origin(file: Path) -> str:
     """Describe where a package came from, without credentials; empty if from a package index.
 
-    Only the last part of a local path is kept: others differ between jobs with the same set-up.
+    Only the last part of a local path is kept: the rest may differ between identical set-ups.
     """
     try:
         direct_url = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -131,8 +131,8 @@ def software_of(
 ) -> ProcessSoftware:
     """Return the libraries that processes have loaded, and the Python packages of one process.
 
-    The packages are those of the process that has loaded the most libraries of packages; if they
-    cannot be read, `software.packages_absent` of the result gives the reason.
+    The packages are those of the process that has loaded the most files from Python packages;
+    if they cannot be read, `software.packages_absent` of the result gives the reason.
     """
     files: dict[int, list[str]] = {}
     absent: str | None = "no process of the command was left"

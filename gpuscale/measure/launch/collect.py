@@ -39,7 +39,7 @@ def collect_run(
 ) -> Run:
     """Return the run that the ranks executed; the run's `failure` is set if the run is not valid.
 
-    The argument `failure` is None if all ranks ended normally; `wall_s` lasted until they had.
+    The argument `failure` is None if all ranks ended normally; `wall_s` is the run's duration.
     """
     empty = Run(
         configuration=request.configuration,
@@ -90,7 +90,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return the run of a command, which has no windows if the command prints metrics."""
+    """Return the run of a command; it has no windows if the command reports metrics instead."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:
@@ -115,7 +115,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the figures of one process, if possible of one that did not fail; None if absent."""
+    """Return the metrics that one process printed, preferably a successful one; None if absent."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)

@@ -128,7 +128,7 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:
     """Return the started ranks whose exit codes are unknown, because their keepers ended first.
 
-    Ranks of hosts from which another rank's exit code is known are left out, unless none would
+    Ranks are left out if another rank of their host has a known exit code, unless none would
     remain: the scheduler may have ended that host's keeper because of a failure on another host.
     """
     hosts = directory.host_of_ranks()
@@ -154,7 +154,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the first process's rank (None if it is not a rank) and a phrase for all of them."""
+    """Return the first process's rank (None if it has none) and a phrase such as `ranks 1, 2`."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

@@ -1,8 +1,8 @@
 """`python -m gpuscale.measure.launch.keeper`: forks and watches the ranks on a node.
 
 The keeper imports torch once and never touches CUDA, so that it can fork the ranks of every run. It
-carries out and answers orders (orders.py), samples the node's GPUs and collects evidence about the
-node during a run, and ends when the process that started it ends.
+carries out the launcher's orders (keeper_orders.py), and during a run samples the node's GPUs and
+collects evidence about the node. It ends when the process that started it ends.
 """
 
 import gc
@@ -38,7 +38,7 @@ _STACKS_S = 10.0
 
 
 class Keeper:
-    """Forks and watches the ranks of a node, or a single rank if every rank is a separate task.
+    """Forks and watches the ranks of a node, or one rank if every rank has a keeper of its own.
 
     When the launcher ends, `folder` disappears. The keeper then ends too, even if the scheduler's
     daemon on this node has not ended it. `scratch` is a folder on this node that disappears with
@@ -234,7 +234,7 @@ class Keeper:
         return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """End ranks by a signal (default: SIGTERM for a command, else SIGKILL), then the keeper."""
+        """Signal ranks to end (default: SIGTERM for commands, else SIGKILL), then stop serving."""
         self._is_ending = True
         self._end_ranks(number)
 
@@ -264,7 +264,7 @@ class Keeper:
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:
-    """Serve the launcher as the keeper of this node, then end this process."""
+    """Run the keeper of this node until the launcher ends, then end this process."""
     code = 1
     try:
         with scratch_folder("gpuscale-keeper-") as scratch:

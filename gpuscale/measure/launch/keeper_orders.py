@@ -93,7 +93,7 @@ class Keepers:
     def __init__(
         self, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> None:
-        """Start a keeper for each rank of a placement, with a log in `folder`; wait for them."""
+        """Start a keeper per rank of a placement, logging to `folder`; wait until all are ready."""
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
         """Socket to which keepers connect, if any, and the streams that carry their orders."""
@@ -129,7 +129,7 @@ class Keepers:
         self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
-        """Assign a run's ranks to ready keepers; if `is_fresh`, each has the rank of its number."""
+        """Assign a run's ranks to the ready keepers; if `is_fresh`, keeper n gets only rank n."""
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = Counter[str]()
         for number, answer in sorted(self.ready.items()):
@@ -179,8 +179,8 @@ class Keepers:
     ) -> Outcome:
         """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
-        `job` is an order: with `describe`, a failure does not end other ranks. After the timeout,
-        ranks are ended; with `rank`, they dump stacks first. `details` are its other fields.
+        If `job` is `describe`, a failure does not end other ranks. At the timeout all ranks are
+        ended; if `job` is `rank`, they dump stacks first. `details` are other fields of the order.
         """
         ranks, outcome = {rank for pairs in assignment.values() for rank, _ in pairs}, Outcome()
         number = self.send(job=job, folder=str(directory.path), assignment=assignment, **details)

@@ -34,7 +34,7 @@ class Launcher:
     Slurm or MPI sets. A command that starts its own ranks inherits this session's environment.
 
     With `fresh_tasks`, each rank of each run across nodes is a new task instead of a fork. With
-    `preloads`, torch is imported before ranks are forked. `folder` is that of the results.
+    `preloads`, torch is imported before ranks are forked. `folder` is the results folder.
     """
 
     running: RunDirectory | None = None
@@ -76,7 +76,7 @@ class Launcher:
         return replace(found, launcher=self._starter.name, nodes=nodes)
 
     def run(self, request: RunRequest) -> Run:
-        """Execute a run; return it, with a `failure` if a rank failed, once all have ended."""
+        """Execute a run; return it once all ranks have ended, with `failure` set if it failed."""
         self._kept.close()
         folder = self._kept.enter_context(self._scratch_folder("run-"))
         self.last = directory = RunDirectory(path=folder)
@@ -122,14 +122,14 @@ class Launcher:
         return scratch_folder(f".{name}", within=self._folder)
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if a run needs new tasks on the nodes, as commands and CPU binding do."""
+        """Return True if ranks must be new tasks, as for commands and the site's CPU binding."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 
     def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Write the list of the run's GPUs on each host, which the keepers will sample."""
+        """Write a file with the GPUs that the run uses on each host; the keepers sample them."""
         here = Node(host=socket.gethostname(), gpus=self.environment.gpus)
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes or (here,), strict=True))
         per_host = placement.ranks_per_host * math.ceil(request.gpus / request.processes)
@@ -150,7 +150,7 @@ class Launcher:
         timeout_s: float,
         request: RunRequest | None = None,
     ) -> Outcome:
-        """Run a job on all ranks; on success, wait until their files are visible on this node."""
+        """Run a job on all ranks; on success, wait until this node sees the result files."""
         is_fresh = self._is_fresh(request)
         if is_fresh:
             keepers = Keepers(self._starter, placement, directory.path, preloads=False)

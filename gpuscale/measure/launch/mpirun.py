@@ -1,4 +1,4 @@
-"""Open MPI's `mpirun`, and the socket from which the keepers that it starts read their orders."""
+"""Start processes with Open MPI's `mpirun`, and send orders to them through a socket."""
 
 import os
 import secrets
@@ -56,7 +56,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the `mpirun` command line that starts the ranks, host by host.
 
-        Processes may use all cores unless the site binds them; schedulers/slurm.py explains why.
+        Ranks may use all cores unless the site's binding is kept; schedulers/slurm.py explains why.
         """
         # Open MPI's daemons start ranks with a login shell's variables and those given by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -95,14 +95,14 @@ class _ServerFile(msgspec.Struct, frozen=True):
 
 
 class OrderSocket:
-    """Server socket to which keepers connect for orders if standard input does not reach them.
+    """Server socket that sends orders to keepers, the processes that fork ranks.
 
-    `mpirun --stdin all` reaches no process on mpirun's own host (seen with Open MPI 4.1.4 and
-    5.0.11), and under LSF and PBS that host is the first of the job.
+    It replaces standard input, since `mpirun --stdin all` reaches no process on mpirun's own host
+    (seen with Open MPI 4.1.4 and 5.0.11), and under LSF and PBS that is the job's first host.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
-        """`folder` is readable by this user only; `hosts` has the host of each keeper."""
+        """Listen for keepers on `hosts`; write the address and key to the private `folder`."""
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
         # mpirun itself reports a host that cannot be reached.
@@ -111,11 +111,11 @@ class OrderSocket:
         RecordFile(folder / _FILE, _ServerFile).write(server)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once a keeper has connected."""
+        """Return the socket's descriptor, which becomes readable when a keeper connects."""
         return self._server.fileno()
 
     def accept(self) -> BinaryIO | None:
-        """Accept a connection; return a keeper's stream for orders, None for other processes."""
+        """Accept a connection; return its stream for orders, or None if no keeper made it."""
         connection, _ = self._server.accept()
         with suppress(OSError), connection:
             connection.settimeout(_GREETING_S)

@@ -29,6 +29,6 @@ def scheduler_here() -> Scheduler | None:
 
 
 def nodes_of_job(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes of the current job; empty if unknown."""
+    """Return the nodes of the job that set these environment variables; empty if unknown."""
     found = (scheduler.nodes(environment) for scheduler in SCHEDULERS.values())
     return next(filter(None, found), ())

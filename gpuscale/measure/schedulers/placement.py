@@ -50,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStarter(Protocol):
-    """Interface to a program that starts the ranks or keepers on the hosts of a job."""
+    """Interface to a program, such as srun, that starts processes on the hosts of a job."""
 
     name: ClassVar[str]
     """Name of the program in gpuscale's options and results."""
@@ -64,7 +64,7 @@ class ProcessStarter(Protocol):
     """True if the standard input of the program reaches all processes that it starts."""
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's hosts in the order of ranks; raise UsageError without job or program."""
+        """Return the job's hosts in rank order; raise UsageError if there is no job or program."""
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the command line that starts `program` once for each rank of the placement."""
@@ -91,7 +91,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
     A host takes one rank per slot, or more if all hosts together have too few slots. Hosts are
     chosen cyclically, starting at index `first` (modulo the number of hosts), so that successive
-    runs use different hosts and T(1) is not always measured on the same host.
+    runs use different hosts and single-GPU runs are not all measured on the same host.
     """
     needed = min(len(hosts), math.ceil(ranks / slots))
     chosen = {(first + offset) % len(hosts) for offset in range(needed)}
@@ -103,7 +103,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Return the hosts of a run's processes, and how many cores each gets unless they share all."""
+    """Place a run's processes on hosts; set the cores per process unless they share all cores."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process
@@ -165,7 +165,7 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 
 
 def address_towards(host: str) -> str:
-    """Return this host's address on the route to another host; its own name without a route."""
+    """Return this host's address on the route to a host; without a route, this host's name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Connecting a UDP socket sends nothing, but makes the kernel select the route.
         probe.connect((host, _ANY_PORT))

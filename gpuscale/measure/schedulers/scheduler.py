@@ -118,14 +118,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Return a job's state from outputs of `state_commands` so far ('' without an answer)."""
+        """Parse a job's state from the output of each state command so far ('' if no answer)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for placeholders that only this scheduler has; `gpus` is its GPU option."""
+        """Return values for placeholders that only this scheduler has; `gpus` is the GPU option."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
-        """Yield the options of a job, in order, without options added by the profile."""
+        """Yield the options of a job, in order, without options added by the site's profile."""
         asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
         gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
         known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}

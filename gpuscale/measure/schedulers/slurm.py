@@ -1,6 +1,6 @@
 """Support for the scheduler Slurm: jobs, job steps, and the nodes of clusters.
 
-ClusterShell folds and expands node names. Only sweeps need it, so functions import it when called.
+ClusterShell folds and expands node names. Few commands need it, so functions import it if called.
 """
 
 import os
@@ -130,7 +130,7 @@ class Slurm(Scheduler, ProcessStarter):
         return host_names(environment.get(self.nodes_variable, ""))
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's nodes; raise UsageError if job steps cannot see all GPUs of a node."""
+        """Return the job's nodes; raise UsageError if unknown, or if steps cannot see all GPUs."""
         if not (hosts := self.nodes(os.environ)) or shutil.which("srun") is None:
             raise UsageError(
                 "--launcher slurm: no nodes of a Slurm job here; start it inside sbatch or salloc, "
@@ -151,8 +151,8 @@ class Slurm(Scheduler, ProcessStarter):
         Every task sees all GPUs of its node, so that a run can choose among them; this is what
         srun does if the job requested GPUs per node. (`--gpu-bind=none` should do the same, but in
         Slurm 22.05 a step with several tasks on a node then gets no GPU.) Ranks have the same
-        number of cores in every run, and unless the site binds tasks they are not bound to
-        particular cores: binding that depends on the number of ranks favours T(n) over T(1).
+        number of cores in every run, and are not bound to particular cores unless the site's
+        binding is kept: binding that depends on the number of ranks would inflate the speedup.
         """
         cores = placement.cores_per_rank
         return [
@@ -256,7 +256,7 @@ def expanded(names: str) -> set[str]:
 
 
 def folded(names: Iterable[str]) -> str:
-    """Format node names for Slurm's `--exclude`: `nid[0102,0417]`."""
+    """Format node names for Slurm's `--exclude`, such as `nid[0102,0417]`."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     nodes = NodeSet.fromlist([*names], resolver=RESOLVER_NOGROUP)

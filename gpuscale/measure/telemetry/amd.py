@@ -46,7 +46,7 @@ _REASONS = {
 
 @cache
 def _binding() -> Any:
-    """Import the Python binding, preferably ROCm's own; raise DriverAbsentError if impossible."""
+    """Import AMD SMI's Python binding, preferably ROCm's; raise DriverAbsentError on failure."""
     root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
     sys.path.insert(0, str(root / "share" / "amd_smi"))
     try:
@@ -115,7 +115,7 @@ def _known(query: Query, handle: Any) -> Any:
 
 
 def find_device(uuid: str, address: str | None) -> Device:
-    """Return a GPU, found by PCI address because UUIDs and indices differ between AMD SMI and HIP.
+    """Find a GPU by its PCI address, because UUIDs and indices differ between AMD SMI and HIP.
 
     Raise DeviceAbsentError if the GPU cannot be sampled.
     """
@@ -134,7 +134,7 @@ def find_device(uuid: str, address: str | None) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield AMD SMI's index of each GPU, with the device, which is never a DeviceAbsentError."""
+    """Yield AMD SMI's index of each GPU with its device; never yield a DeviceAbsentError."""
     return enumerate(starmap(AmdDevice, _gpus()))
 
 
@@ -206,7 +206,7 @@ class AmdDevice(Device):
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return how many readings so far found new errors; a reading resets AMD SMI's status."""
+        """Return how many reads so far found new XGMI errors; each read resets AMD SMI's status."""
         # The status is 0 without errors, 1 for one error and 2 for several.
         self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._handle) != 0
         return self._errors
@@ -229,7 +229,7 @@ def _reason(error: Any) -> str:
 
 
 def _without_function(address: str) -> str:
-    """Leave out the function number, which differs between the partitions of a GPU."""
+    """Remove a PCI address's function number, which differs between the partitions of a GPU."""
     return address.lower().partition(".")[0]
 
 

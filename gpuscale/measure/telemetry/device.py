@@ -42,7 +42,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Sequence[Callable[[], Any]]]) -> None:
-        """Prepare to read counters; functions in `own` (by `Field.moment`) supplement queries."""
+        """Prepare to read counters by queries or by functions in `own`, keyed by `Field.moment`."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._questions = {moment: [*functions] for moment, functions in own.items()}
@@ -94,7 +94,7 @@ class Device:
 
 
 def _first_offered(functions: list[Callable[[], Any]]) -> Any:
-    """Call the first of several functions that the driver offers; remove those before it."""
+    """Return the result of the first supported function; remove those before it from the list."""
     while len(functions) > 1:
         try:
             return functions[0]()

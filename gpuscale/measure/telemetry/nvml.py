@@ -127,7 +127,7 @@ def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
 
 
 class NvmlDevice(Device):
-    """An NVIDIA GPU."""
+    """An NVIDIA GPU, queried through NVML."""
 
     limits: ClassVar[Mapping[str, Query]] = {
         "power_limit_w": Query("nvmlDeviceGetEnforcedPowerLimit", divisor=1000),
@@ -174,7 +174,7 @@ class NvmlDevice(Device):
         return tuple(states)
 
     def _nvlink_errors(self, names: Sequence[str]) -> int:
-        """Sum counters over all links; raise NotSupportedError if one is missing on every link."""
+        """Sum error counters over all NVLinks; raise NotSupportedError if all links lack one."""
         if not self._links:
             self._nvlink_active()
         errors = 0
@@ -195,7 +195,7 @@ class NvmlDevice(Device):
         return int(_ask("nvmlDeviceGetNvLinkErrorCounter", self._handle, link, kind))
 
     def _field_value(self, field: int | tuple[int, int]) -> float:
-        """Return the value of a field, given by its ID or by ID and link; or raise QueryError."""
+        """Return an NVML field's value, given its ID or (ID, link); raise QueryError on failure."""
         (answer,) = _ask("nvmlDeviceGetFieldValues", self._handle, [field])
         if answer.nvmlReturn != pynvml.NVML_SUCCESS:
             raise _failure(answer.nvmlReturn)

@@ -1,8 +1,8 @@
-"""Sample the GPUs of a node during runs, in a process that the keeper of the node forks.
+"""Sample the GPUs of a node during runs, in a process that launch/keeper.py forks.
 
-The sampler writes a file for each run: a header, with the reason if sampling is impossible, and a
-line for each tick. The file is in JSON Lines and has no format version, because only processes of
-the same run exchange it.
+The sampler writes one file per run: a header, which gives the reason if sampling is impossible,
+and then a line for each reading of all GPUs. The file is in JSON Lines and has no format version,
+because only processes of the same run write and read it.
 """
 
 import math
@@ -33,7 +33,7 @@ INSPECTION_S = 1.0
 
 
 class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that the sampler was asked to sample."""
+    """A GPU in the header of a samples file, with the reason if it is not sampled."""
 
     name: str | None = None
     absent: str | None = None
@@ -77,7 +77,7 @@ def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
 
 
 class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to the sampler to sample devices until the next message arrives."""
+    """A message that makes the sampler sample GPUs until the next message arrives."""
 
     addresses: dict[str, str | None]
     """PCI address of each device by UUID; None if unknown."""
@@ -86,10 +86,10 @@ class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverProcess:
-    """A process that samples GPUs, kept apart because ranks must not inherit an open driver.
+    """A separate process that samples GPUs, so that ranks do not inherit an open driver.
 
-    The process is forked once, before its parent imports torch: a later fork for each run would
-    take tens of milliseconds, because of the memory that torch maps.
+    The process is forked once, before its parent imports torch. Forking after the import, once per
+    run, would take tens of milliseconds because of the memory that torch maps.
     """
 
     def __init__(self) -> None:

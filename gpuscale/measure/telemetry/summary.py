@@ -28,7 +28,7 @@ _NONE_WITHIN = "no sample fell into the run's windows"
 
 @dataclass(frozen=True, slots=True)
 class TelemetryReport:
-    """The telemetry of one node in one run."""
+    """Summaries of one node's GPUs in one run, or the reason why there are none."""
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
@@ -36,7 +36,7 @@ class TelemetryReport:
 
 
 def with_telemetry(run: Run, directory: RunDirectory) -> Run:
-    """Return the run with its samples, summarised over its windows, and the metrics from them.
+    """Return the run, completed with GPU summaries over its timed windows and with its metrics.
 
     Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
     clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
@@ -56,7 +56,7 @@ def with_telemetry(run: Run, directory: RunDirectory) -> Run:
 def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
     """Summarise a samples file, which may be truncated, over timed windows, device by device.
 
-    For a device that the driver does not offer, the summary gives the reason and has no samples. If
+    For a device that cannot be sampled, the summary gives the reason and has no samples. If
     no device has samples, the report contains only a reason. Windows are given by their start and
     end in Unix time, inclusive and in order.
     """
@@ -77,7 +77,7 @@ def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All readings of one device in a run, in order, with their Unix times and the windows."""
+    """All readings of one device in a run, with their Unix times and the run's timed windows."""
 
     uuid: str
     device: SampledDevice
@@ -160,7 +160,7 @@ def _summary(seen: _Seen) -> GpuSummary:
 
 
 def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
-    """Return the share of readings with each clock event reason; None if no reading has reasons."""
+    """Return the share of readings with each clock event reason; None if reasons are unknown."""
     name = "clock_event_reasons"
     known = [reading.answers[name] for reading in readings if name in reading.answers]
     if not known:
