@@ -56,7 +56,7 @@ def require_packages(user: str, packages: Iterable[str]) -> None:
 
 
 class FileError(GpuscaleError):
-    """Raised for an unusable file; the message gives path, line, problem, remedy and any rows."""
+    """Raised for an unusable file; the message gives its path, any line number and the problem."""
 
     def __init__(
         self, path: object, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
@@ -78,7 +78,7 @@ class DecodeError(GpuscaleError):
 
 
 class FieldError(DecodeError, ValueError):
-    """Raised if a record has an invalid field; msgspec adds the place of the record to it."""
+    """Raised for an invalid field of a record; a ValueError, so msgspec adds the record's path."""
 
 
 class CaseError(GpuscaleError):

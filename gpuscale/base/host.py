@@ -21,7 +21,7 @@ JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_
 
 
 class GpuKind(NamedTuple):
-    """A GPU vendor's library for communication, command that lists GPUs, and selecting variable."""
+    """A GPU vendor's communication library, GPU listing command, and variable that selects GPUs."""
 
     library: str
     tool: str
@@ -57,8 +57,8 @@ def is_map(binding: str) -> bool:
 def bound_cpus(binding: str, places: Iterable[int]) -> set[int]:
     """Return the CPUs to which a map binds one rank; empty if the binding is not a map.
 
-    `places` are the rank's GPU numbers, or its local rank on CPU. As in srun, a map with too few
-    entries is repeated. Raise a UsageError if this process may not use one of the CPUs.
+    `places` are the rank's GPU numbers or, without GPUs, its local rank. As in srun, a map with too
+    few entries is repeated. Raise a UsageError if this process may not run on all these CPUs.
     """
     if not is_map(binding):
         return set()

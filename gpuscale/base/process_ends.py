@@ -91,9 +91,9 @@ def end_descendants(
 ) -> None:
     """End descendants, and processes with `variable` (`NAME=value`), except the process `spared`.
 
-    SIGTERM goes to the children of this process first, so that a launcher can end its own processes
-    in order, and to all that remain once these have ended or half of `grace_s` has passed. SIGKILL
-    follows after `grace_s` seconds.
+    SIGTERM goes first to direct children only, so that a launcher can end its own processes in
+    order. Once the children have ended or half of `grace_s` has passed, SIGTERM goes to all that
+    remain. SIGKILL follows after `grace_s` seconds.
     """
 
     def living() -> set[int]:

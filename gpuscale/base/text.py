@@ -1,4 +1,4 @@
-"""Text for people and files: numbers with units, options, commands, and text safe to print."""
+"""Format numbers with units, commands and error texts, and make text safe to print."""
 
 import codecs
 import io
@@ -98,8 +98,8 @@ def whole_percent(fraction: float) -> str:
 def rough_percent(fraction: float, more: int = 0) -> str:
     """Format a fraction as a percentage with two significant digits: `7.0 %`, `12 %`.
 
-    `more` is the number of extra digits. A fraction just below 1 gets enough of them not to be
-    rounded to 100 %: `99.7 %`. A fraction above 10 becomes `over 1000 %`.
+    `more` is the number of extra digits. A fraction just below 1 gets further digits if it
+    would be rounded to 100 %: `99.7 %`. A fraction above 10 becomes `over 1000 %`.
     """
     if fraction > 10:
         return "over 1000 %"
@@ -149,7 +149,7 @@ def visible(text: str, *, multiline: bool = False) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Replace characters that cannot be printed by their escapes, such as `\ufeff`."""
+    r"""Replace unprintable characters with escapes such as `\ufeff`."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 

@@ -1,4 +1,4 @@
-"""The content of a comparison report: its parts in order, their wording, and the next step."""
+"""Content of a comparison report, shared by all of its output formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that report formats show of a comparison."""
+    """Everything that the report formats show about a comparison."""
 
     comparison: Comparison
     measured: Side
@@ -109,9 +109,9 @@ def view_of(comparison: Comparison, measured: Side) -> View:
 def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explanation]:
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
-    Rows with the same finding, causes and lost metrics share an explanation, with the numbers of
-    the row with the most devices. Why a cause is unknown is omitted if the headline says it. If
-    the headline gives `advice`, the first explanation omits it; no advice is repeated.
+    Rows that differ only in their numbers share an explanation, which quotes the row with the most
+    devices. If the headline contains `advice`, the first explanation gives no next steps. Advice is
+    not repeated, nor is the bare statement that a cause is unknown.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
@@ -134,7 +134,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
 
 
 def _is_explained(row: Row) -> bool:
-    """True if there is more to say about a row than its numbers in a table."""
+    """True if a row needs an explanation beyond its numbers in the table."""
     entry = row.entry
     if entry.verdict is Verdict.OK and not row.lost_metrics:
         return entry.finding is not None or entry.reason.code == "speedup_unknown"

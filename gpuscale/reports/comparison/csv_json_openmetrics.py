@@ -1,4 +1,4 @@
-"""A comparison as CSV, JSON and OpenMetrics, for other programs, and the table of its formats."""
+"""Format a comparison as CSV, JSON or OpenMetrics, and list all formats of a comparison."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +65,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 
 def csv(view: View) -> str:
-    """Return CSV (docs/tools.md), with rows in the baseline's order; unknown values are empty."""
+    """Return CSV (docs/tools.md), with rows in baseline order; unknown values are empty fields."""
     return csv_text(_COLUMNS, view.rows, injections=" ".join(view.measured.injections) or None)
 
 
@@ -247,7 +247,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the lines of a gauge, then of gauges for its bounds, such as `speedup_low_ratio`."""
+    """Yield the lines of a gauge and of gauges for its 95 % bounds, such as `speedup_low_ratio`."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

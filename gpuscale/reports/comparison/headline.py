@@ -1,4 +1,4 @@
-"""The headline of a comparison: verdict, first cause, changes, both sides and the next step."""
+"""The headline of a comparison: verdict, warnings, first cause, changes and both sides."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the headline without the next step, as labels and texts; the worst rows come first."""
+    """Return the headline, except next steps, as (label, text) lines; `rows` are worst first."""
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now = comparison.before, comparison.after
@@ -61,7 +61,7 @@ def is_headlined(note: Statement) -> bool:
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the first line: `REGRESSED` and `3 of 4 rows: every GPU lost …; 1 ok`."""
+    """Return the label and text of the first line: `REGRESSED`, `3 of 4 rows: …; 1 ok`."""
     verdicts = [row.entry.verdict for row in rows]
     of_all = f"of {phrases.counted(len(rows), 'row')}"
     verdict = phrases.worst_first(verdicts)[0]
@@ -76,7 +76,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a description of the loss for each kind of finding, with its rows if kinds differ."""
+    """Yield a description of the loss for each kind of finding, with row counts if kinds differ."""
     of_several = {row.entry.finding for row in rows if row.entry.key.gpus > 1}
 
     def kind(row: Row) -> object:
@@ -93,7 +93,7 @@ def _losses(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """Describe a loss of rows: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
+    """Describe the rows' loss: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
@@ -131,7 +131,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Explain why rows do not pass, by one shared reason or by short reasons with row counts."""
+    """Explain why rows without a loss do not pass, with row counts if the reasons differ."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -145,7 +145,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the verdict on rows that all pass, and a text with the gains and the excluded loss."""
+    """Return the overall verdict on passing rows and a text: their gains and the loss ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains = by_key(
         (row.quantity, row.change.value)
@@ -186,9 +186,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 def changes_of(
     comparison: Comparison, entries: Sequence[EntryVerdict]
 ) -> Iterator[tuple[str, Sequence[EnvironmentChange]]]:
-    """Yield changes in the environment between the sides, and on the nights when losses began.
+    """Yield environment changes between the two sides, and on the nights when losses began.
 
-    Each group of changes follows an introduction such as `on 2026-11-05: `, which may be empty.
+    Each pair is an introduction, such as `on 2026-11-05: ` or empty, and a group of changes.
     """
     for note in comparison.notes:
         if note.code == "environment_changed":

@@ -38,9 +38,9 @@ class _Step(NamedTuple):
 def next_steps(
     comparison: Comparison, rows: Sequence[Row], measured: Side
 ) -> Iterator[tuple[str, str]]:
-    """Yield each step, labelled `next`, `then` or `or`, and its command, if any, labelled `run`.
+    """Yield (label, text): each step as `next`, `then` or `or`, and its command, if any, as `run`.
 
-    The rows must be ranked, the worst first; `measured` is the side of the results.
+    The rows must be ranked, the worst first; `measured` is the side with the current runs.
     """
     steps = _Adviser(comparison, rows, measured).steps() if rows else []
     for step in _with_comparison(steps, comparison):
@@ -50,7 +50,7 @@ def next_steps(
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
-    """Return the steps, and how to compare what the last command measures."""
+    """Return the steps, with `compare again` after the last measurement if needed and possible."""
     before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
     at = max((n for n, s in enumerate(steps) if s.command.startswith(_PROGRAMS)), default=-1)
     command, of_nights = steps[at].command if steps else "", comparison.baseline_kind == "nights"
@@ -66,19 +66,19 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
-    """Return alternative steps, without empty ones."""
+    """Return non-empty advice as alternative steps, labelled `next` and then `or`."""
     given = [(way, "") if isinstance(way, str) else way for way in ways if way]
     return [_Step("or" if number else "next", *way) for number, way in enumerate(given)]
 
 
 def _first(first: str | _Command, then: Sequence[_Step]) -> list[_Step]:
-    """Return a step that precedes others."""
+    """Prepend a `next` step to other steps, and relabel the first of these `then`."""
     return [*_either(first), then[0]._replace(label="then"), *then[1:]]
 
 
 @dataclass(frozen=True)
 class _Adviser:
-    """Chooses the next steps for a comparison; its rows are ranked, the worst first."""
+    """Chooses the next steps after a comparison; `rows` must be ranked, the worst first."""
 
     comparison: Comparison
     rows: Sequence[Row]
@@ -89,7 +89,7 @@ class _Adviser:
         return min(self.rows, key=_rank)
 
     def steps(self) -> list[_Step]:
-        """Return advice from a note, the first cause or a row; empty if nothing need be done."""
+        """Return the steps advised by a note, the first cause or a row; empty if none is needed."""
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         if weight == 0 and self.measured.injections:
@@ -127,13 +127,13 @@ class _Adviser:
         return found or self._remedy([worst])
 
     def _is_close(self, row: Row) -> bool:
-        """True if a loss since another session may be less than half of what it seems to be."""
+        """True if a row's true loss may be under half the estimate; never for nightly baselines."""
         if (change := row.change) is None or change.high is None:
             return False
         return self.comparison.baseline_kind != "nights" and change.value < min(0, 2 * change.high)
 
     def _for_open_rows(self) -> list[_Step]:
-        """Return what to do about rows that do not pass and are not worse."""
+        """Return the next steps for undecided rows (neither loss nor pass)."""
         rows, worst = self.rows, self._worst
         if any(note.code == "same_allocation" for note in self.comparison.notes):
             return _either(self._measure("measure again into a new file, and compare that"))
@@ -156,13 +156,13 @@ class _Adviser:
         return self._remedy([worst, *rows])
 
     def _some(self, wanted: Sequence[Row]) -> str:
-        """Return which open rows are `wanted`: `it` if all, the name of one, or some rows."""
+        """Return `it` if all undecided rows are wanted, the name of a lone row, or `some rows`."""
         if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
             return "it"
         return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
 
     def _remedy(self, chosen: Sequence[Row]) -> list[_Step]:
-        """Return the first remedy that the reasons of the chosen rows name; empty if none does."""
+        """Return the first remedy for the reasons of these rows; empty if they have no remedy."""
         remedy = next((w.remedy for row in chosen for w in _words(row) if w.remedy), "")
         return self._longer() if remedy == LONGER else _either(remedy.format(maker=self._program))
 
@@ -174,7 +174,7 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return a step and the command of the results with `options`, without those `dropped`."""
+        """Return a text and the command of the current runs plus `options`, minus `dropped`."""
         words = shlex.split(self.measured.started_as or "")
         words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
         at = words.index("--") if "--" in words else len(words)
@@ -186,7 +186,7 @@ class _Adviser:
         return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
     def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
-        """Return how to measure both sides again, into files of their own, and compare these."""
+        """Return steps to measure both sides again, `wall_s` seconds each, and compare them."""
         files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} each" if wall_s else ""
@@ -196,7 +196,7 @@ class _Adviser:
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Return how to make more runs of each row, and how long these and `then` others take."""
+        """Return advice to make `more` runs per row; the time given includes `then` later runs."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
@@ -208,11 +208,11 @@ class _Adviser:
 
     @property
     def _run_of_each_s(self) -> float:
-        """Seconds that one run of every row takes, start-up included."""
+        """Total seconds that one run of every row takes, including start-up."""
         return sum(row.wall_s / (row.valid_runs or 1) for row in self.rows)
 
     def _longer(self) -> list[_Step]:
-        """Return advice on longer runs or, if these would hardly help, on what else might help."""
+        """Return advice on longer runs or, if these would hardly help, on other ways to decide."""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
         longer = "find what disturbs these runs ('gpuscale doctor')"
@@ -231,7 +231,7 @@ class _Adviser:
         return _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
 
     def _how_to_find_change(self) -> str | _Command:
-        """Return how to find the harmful change, if possible by `gpuscale bisect`; may be empty."""
+        """Return advice on finding the harmful change; empty if no change is recorded."""
         comparison = self.comparison
         sides = (comparison.before.files, comparison.after.files)
         is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
@@ -293,20 +293,20 @@ def _is_single(row: Row) -> bool:
 
 
 def _rank(row: Row) -> tuple[int, bool, float]:
-    """Return a key that sorts rows, the worst first: of open rows, that with the largest loss."""
+    """Return a sort key: worst verdicts first, and inconclusive rows by loss, the largest first."""
     is_open = row.entry.verdict is Verdict.INCONCLUSIVE
     change = row.change.value if is_open and row.change else 0.0
     return row.entry.verdict.weight, is_open, change
 
 
 def _soon(row: Row) -> int:
-    """Return the number of runs in all that will probably settle a row, or tell how many would."""
+    """Total number of runs that should settle a row, or show how many will; 0 if unknown."""
     further = row.entry.further_runs
     return row.valid_runs + further if further else _asked(row, "in_all")
 
 
 def _asked(row: Row, name: str) -> int:
-    """Return the number of runs that a row's reason has under this name; 0 if it has none."""
+    """Return the largest count called `name` in the facts of a row's reason; 0 if there is none."""
     found = (part.facts.get(name, 0) for part in parts_of(row.entry.reason))
     return max(count for count in found if isinstance(count, int))
 
@@ -317,14 +317,14 @@ def _is_slower(row: Row) -> bool:
 
 
 def _about(seconds: float) -> str:
-    """Format a roughly known duration: `about 12 min`, `about 3 h`."""
+    """Format an approximate duration: `about 12 min`, `about 3 h`."""
     minutes = math.ceil(seconds / 60)
     short = f"{minutes} min" if seconds > 100 else f"{math.ceil(seconds / 10) * 10} s"
     return f"about {short if minutes < 120 else f'{round(minutes / 60)} h'}"
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
-    """Return the gravest note's next step; empty if a cause's or a row's next step comes first."""
+    """Return the most serious note's advice; empty if advice on a cause or row takes precedence."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"
@@ -337,7 +337,7 @@ def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -
 
 
 def _is_change_suspected(comparison: Comparison, rows: Sequence[Row]) -> bool:
-    """True if a recorded change is a likely reason for the first cause, which these rows share."""
+    """True if a recorded change may explain the first cause, which must be common to these rows."""
     kind, entries = rows[0].entry.causes[0].kind, [row.entry for row in rows]
     return any(note.code == "packages_changed" for note in comparison.notes) or any(
         may_lead_to(change, kind)

@@ -180,7 +180,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Describe the loss that `ok` allows; empty if it is within the default tolerance."""
+    """Describe the loss that the verdict `ok` allows; empty if within the default tolerance."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -188,7 +188,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _metric_cell(metric: MetricVerdict) -> Cell:
-    """Return a metric's values, change and interval; add `of the step` to shares of a step."""
+    """Return a metric's values, change and interval; mark shares of a step with `of the step`."""
     spec, ends = metric.metric, (metric.baseline, metric.current)
     values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
     change, *bounds = phrases.change_texts(metric.change)
@@ -277,7 +277,7 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
 
 
 def _has_lost(row: Row) -> bool:
-    """True if there is a loss to explain; in an undecided row, a lagging rank may cost nothing."""
+    """True if a row has a loss to explain: a loss verdict, or a measured loss of at least 2 %."""
     change = row.entry.change
     return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
 

@@ -1,4 +1,4 @@
-"""A comparison in sentences: text for the terminal, Markdown for a merge request, and JUnit."""
+"""Format a comparison as text for the terminal, Markdown for merge requests, or JUnit XML."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _labelled(label: str, text: str, columns: int) -> list[str]:
-    """Return a label and its text as lines; those of a command can be pasted into a shell."""
+    """Return a label and its text as wrapped lines; wrapped commands can be pasted into a shell."""
     if label.split() != ["run"]:
         return wrapped(f"{label}{text}", columns)
     unbroken = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", "\u00a0"), text)
@@ -69,7 +69,7 @@ def _labelled(label: str, text: str, columns: int) -> list[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the rows that share a short reason and a verdict, as text keyed by the reason."""
+    """Return the names of rows that share a short reason and a verdict, keyed by the reason."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
@@ -120,7 +120,7 @@ def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """Explain the table, and state the loss that the rows that pass rule out."""
+    """Explain the table, and state which loss the passing rows rule out."""
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
@@ -179,7 +179,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
-    """Yield a block for each explanation: the sentence, then lost metrics and causes."""
+    """Yield a Markdown block for each explanation: its reason, then lost metrics and causes."""
     for found in explanations:
         reason = found.reason and f": {_plain(found.reason)}"
         lines = [f"**{_plain(found.subject)}**{reason}"]

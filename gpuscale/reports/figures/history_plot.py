@@ -74,7 +74,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
-    """Return the nights to name below the axis: the onsets first, then others if there is room."""
+    """Return the nights to label on the axis: `onsets` first, then others if there is room."""
     last = len(names) - 1
     lines = [line for name in names for line in _tick_label(name).splitlines()]
     least = max(1, _CHARACTER_WIDTH * max(map(len, lines)) * last)
@@ -104,11 +104,11 @@ def _notes(history: History) -> Iterator[str]:
 def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
     """Draw a row's nightly throughput, and a line at each level.
 
-    The line is at the means that the changes are computed from. The level of more than 15 nights
-    may slope, since a change is computed from the nearest ones.
+    The line joins the means from which the changes before and after the level are computed. It
+    may slope if the level has more than 15 nights, since a change uses only the nearest 15.
 
-    An outlying night beyond the axis is at its end, with a label. Nightly runs are evenly spaced:
-    on a date axis, a single wrong date would squeeze the rest.
+    An outlying night outside the axis limits is drawn at the limit, with a label. Nights are evenly
+    spaced, since on a date axis a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
     level_rates: dict[int, float] = {}
@@ -155,7 +155,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the limits of the y axis; among many nights, long intervals are cut off at them."""
+    """Return the limits of the y axis; with many nights, long intervals extend beyond them."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
     longest = highest if len(nights) <= FEWEST_NIGHTS else highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
@@ -165,7 +165,7 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 
 def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
-    """Return each point's mean over one night: samples/s, or the value of the metric judged."""
+    """Return each point's mean over one night: samples/s, or the value of the point's metric."""
     measured = ((PointKey.of(run), run) for run in night.runs)
     costs = by_key((point, run.log_cost) for point, run in measured if point in points)
     return {
@@ -181,7 +181,7 @@ def _rate(level: Scaling) -> Estimate:
 
 
 def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
-    """Yield each level: its rate on each of its nights, from the first mean to the last one."""
+    """Yield each level's rates, keyed by night and interpolated from its first mean to its last."""
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     is_new = row.changes and row.level_nights <= REMEMBERED
     befores = [*(change.before for change in row.changes), None if is_new else row.level]
@@ -200,9 +200,9 @@ def _moment(row: RowHistory, change: RowChange) -> float:
 
 
 def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: int) -> None:
-    """Draw a line at each change of level, and label it and the nights beyond the axis.
+    """Draw and label a line at each change of level; label nights outside the axis limits.
 
-    `beyond` maps these nights to their distance from their level; `count` counts all nights.
+    `beyond` maps these nights to their change from the level (`+12 %`); `count` counts all nights.
     """
     # Of a metric whose smaller values are better, the drawn change is not that of performance.
     changes: dict[float, str] = {

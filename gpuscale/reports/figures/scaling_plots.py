@@ -185,7 +185,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: picture.Style, factor: float
 ) -> None:
-    """Draw a curve and its intervals, multiplying x by `factor`; fill markers of current runs."""
+    """Draw a curve and its intervals, multiplying x by `factor`; references have hollow markers."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [

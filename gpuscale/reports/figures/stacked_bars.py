@@ -73,7 +73,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def _most_rows(before: Sequence[Run]) -> int:
-    """Return how many rows have room; with runs of a baseline, each row may have two bars."""
+    """Return how many rows fit: half as many with baseline runs, which add a second bar per row."""
     return MOST_BARS // 2 if before else MOST_BARS
 
 

@@ -83,7 +83,7 @@ class Section:
 
 
 def tone_of(verdict: Verdict) -> Tone:
-    """Return the tone that colours a verdict."""
+    """Return the colour class of a verdict: `loss`, `doubt` or `pass`."""
     return _BY_WEIGHT[verdict.weight]
 
 
@@ -144,9 +144,9 @@ def write_index(folder: Path) -> None:
 
 
 def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
-    """Return the start of the night in a folder, and its row of the index.
+    """Return when the nightly run in a folder began, and its row in the index.
 
-    Without results, the start is that of the record, or else the date in the folder's name.
+    Without results, the start is taken from the record or, failing that, from the folder's name.
     """
     record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
     try:

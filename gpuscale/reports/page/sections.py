@@ -141,7 +141,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Return those of the named figures that have data, as SVG, each with the worst cases first."""
+    """Return the named figures as SVG, each with the worst cases first; omit those without data."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
@@ -161,7 +161,7 @@ def curves(subject: Subject) -> Section | None:
 
 
 def ranks(subject: Subject) -> Section | None:
-    """Return the section on the ranks in each row's slowest run; None if no pace is known."""
+    """Return the section on the ranks in each row's slowest run; None if no rank was timed."""
     ranked = subject.view.ranked if subject.view else ()
     keys = dict.fromkeys(row.entry.key for row in ranked)
     places = {key: place for place, key in enumerate(keys)}
@@ -185,7 +185,7 @@ def ranks(subject: Subject) -> Section | None:
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the history's verdict and its sentence; None if the page lacks the last night."""
+    """Return the history's verdict and its sentence; None unless the page shows the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:
