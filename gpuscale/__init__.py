@@ -1,4 +1,4 @@
-"""gpuscale: does multi-GPU training still scale as it did? If not, how certain is that, and why?"""
+"""gpuscale: detect regressions in multi-GPU training speed and scaling, and find their causes."""
 
 from typing import TYPE_CHECKING
 

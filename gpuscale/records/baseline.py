@@ -37,9 +37,9 @@ Timed = Literal["job", "training_loop", "epoch"]
 
 
 class ToleranceOverride(Record, frozen=True, kw_only=True):
-    """Limits that replace those of `Tolerances` for some rows.
+    """Override of the limits in `Tolerances` for the rows that match its conditions.
 
-    If `case`, `strategy` or `gpus` is None, any value matches; a limit of None changes nothing.
+    If `case`, `strategy` or `gpus` is None, any value matches; a limit of None is not overridden.
     If `metric` is None, the limits apply to throughput and speedup.
     """
 
@@ -63,7 +63,7 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Case, strategy, GPU count and metric to match, most important first; None if unset."""
+        """Conditions by precedence: case, strategy, GPU count, metric; an unset one is None."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
@@ -199,7 +199,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def configuration_on(self, device: str) -> Configuration:
-        """Return the configuration that was measured, on this type of device."""
+        """Return the published configuration, with the given device type, such as `cuda`."""
         return Configuration(
             case=self.case,
             strategy=self.strategy,
@@ -223,7 +223,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Seconds per step, or the metric's cost (lower is better); None if only times exist."""
+        """Seconds per step, or the metric's cost (lower is better); None if `times_s` is set."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s
@@ -249,7 +249,7 @@ class BaselineChange(Record, frozen=True, kw_only=True):
 
 
 class Baseline(Record, frozen=True, kw_only=True):
-    """Contents of a baseline file: measured runs without their windows, and published figures."""
+    """Contents of a baseline file: measured runs without timing windows, and published figures."""
 
     name: Name
     cluster: Name

@@ -1,4 +1,4 @@
-"""Causes of a change in performance, sick nodes, and results of bisections: codes and numbers."""
+"""Causes of performance changes, verdicts on nodes, and bisection results, as codes and numbers."""
 
 from enum import StrEnum, auto
 from typing import Literal
@@ -80,7 +80,7 @@ class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change in a probe's rate relative to a reference; a lower rate confirms the cause."""
+    """Change in a probe's rate from a reference; a significant drop confirms a suspected cause."""
 
     probe: Probe
     change: Estimate
@@ -95,7 +95,7 @@ Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | Environment
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU counts at which a part of the step got longer, and those at which it clearly did not."""
+    """GPU counts at which part of a step got slower, and counts at which it clearly did not."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
@@ -223,7 +223,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BisectionFinding(StrEnum):
-    """Outcome of a bisection."""
+    """Outcome of a bisection, the search for the changes that made training slower."""
 
     FOUND = "found"
     """The culprits are confirmed: they alone cause the loss, and undoing them removes it."""

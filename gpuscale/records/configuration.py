@@ -90,14 +90,14 @@ class EntryKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Selection of rows; a field that is None selects all."""
+    """Selection of table rows by case and number of GPUs; a field that is None selects all."""
 
     cases: Collection[str] | None = None
     """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
     gpus: Collection[int] | None = None
 
     def includes(self, key: EntryKey) -> bool:
-        """True if the row is chosen."""
+        """True if the row's case and number of GPUs are both selected."""
         return key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
 
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
@@ -115,7 +115,7 @@ class Choice:
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
     def validate(self, keys: Collection[EntryKey]) -> None:
-        """Raise UsageError for a case or number of GPUs that no key has."""
+        """Raise UsageError if a chosen case or GPU count matches no key, unless `keys` is empty."""
         if not keys:
             # There is nothing to choose from, which the caller says better.
             return
@@ -168,7 +168,7 @@ def differences(before: Configuration, after: Configuration) -> tuple[FieldChang
 
 
 def commands_text(configurations: Iterable[Configuration]) -> str:
-    """Return the command, with placeholders; if there are several, prefix each with its case."""
+    """Return the training commands as one text; if there are several, prefix each with its case."""
     commands = {each.case: each.command for each in configurations if each.command is not None}
     if len(commands) == 1:
         return next(iter(commands.values()))

@@ -112,7 +112,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host and GPU; with several nodes, the first node's GPUs occur twice."""
+        """Pairs of host name and GPU; if there are several nodes, GPUs of the first occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -144,16 +144,16 @@ class Environment(Record, frozen=True, kw_only=True):
         return max(1, min(8, (self.cpu_count or 1) // max(1, len(self.gpus)) - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
-        """Return the most ranks that share a GPU; None on CPUs, on several nodes, or if none do."""
+        """Return the largest number of ranks on one GPU; None if 1, on CPUs or on several nodes."""
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None
         ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))
         return ranks if ranks > 1 else None
 
     def devices_of_run(self, run: int, gpus: int) -> tuple[int, ...]:
-        """Return the CUDA device of each local rank, the same on every node; empty on a CPU.
+        """Return CUDA devices in order of local rank, the same for every node; empty on a CPU.
 
-        Successive runs use successive blocks of devices, so that T(1) is not always measured on
+        Successive runs use successive blocks of devices, so that runs on 1 GPU do not always use
         GPU 0. Blocks do not overlap, since GPUs 1 and 2 may be linked differently from 0 and 1.
         """
         count = self.gpus_per_node

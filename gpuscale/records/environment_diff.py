@@ -40,7 +40,7 @@ class EnvironmentField:
 def _of_gpus(
     name: str, words: str, unit: str = "", *, in_session: bool = False
 ) -> EnvironmentField:
-    """Return the field of a GPU property, which lists its distinct values: `250, 300 W`."""
+    """Return a field whose value lists a property's distinct values on all GPUs: `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -122,7 +122,7 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each file of a case or command with new content; ignore new files."""
+    """Yield a change for each case file or command script with new content; ignore added files."""
     for name in sorted({name for environment in after for name in environment.scripts}):
         sides = ([e.scripts[name] for e in side if name in e.scripts] for side in (before, after))
         yield from new_values(f"script {name}", *sides)
@@ -144,7 +144,7 @@ def stack_rank(name: str) -> int:
 
 
 def may_lead_to(change: EnvironmentChange, kind: str) -> bool:
-    """Return True if the change may lead to this kind of cause."""
+    """True if an environment change could explain a cause of this kind (see `CauseKind`)."""
     if kind in (CauseKind.NOT_ESTABLISHED, CauseKind.ENVIRONMENT):
         return True
     found = (kinds for name, kinds in _CAUSES_OF_CHANGES.items() if name.search(change.name))
@@ -157,9 +157,9 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return changes, except of hosts or packages, that may explain a loss; () if a side is empty.
+    """Return the changes, apart from hosts and packages, that may explain a loss of speed.
 
-    Unknown values, and values that occur in any earlier environment, are not changes.
+    Ignore unknown values and values already in `before`; return () if `before` or `after` is empty.
     """
     if not before or not after:
         return ()
@@ -189,7 +189,7 @@ def _is_same_python(one: str, other: str) -> bool:
 def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, Mapping[str, str]]:
     """Return a node's host, and the known facts of the node: settings, CPUs, library versions.
 
-    A library of unknown version is left out if `libraries` has the same one with a version.
+    Omit a library whose version is unknown on this node but known in `libraries`.
     """
     facts = dict(node.settings)
     if node.cpus:
@@ -204,7 +204,7 @@ def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, 
 
 
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
-    """Yield a change for each value of a setting that no node had before; ignore unknown values."""
+    """Yield a change for each new value of a node's setting; skip settings unknown before."""
     for name in dict.fromkeys(name for _, facts in after for name in facts):
         old = {facts[name] for _, facts in before if name in facts}
         new = {facts[name] for _, facts in after if name in facts} - old
@@ -246,7 +246,7 @@ def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", "
 def new_values(
     name: str, before: Sequence[str], after: Sequence[str]
 ) -> Iterator[EnvironmentChange]:
-    """Yield one change if any value is new and earlier ones are known; list each value once."""
+    """Yield one change if `after` has values not in a non-empty `before`; list each value once."""
     new = tuple(value for value in dict.fromkeys(after) if value not in before)
     if before and new:
         yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)

@@ -65,7 +65,7 @@ class Phases(Record, frozen=True, kw_only=True):
     """Time spent waiting for other pipeline stages between micro-batches, and for transfers."""
 
     def scaled(self, factor: float) -> "Phases":
-        """Return the phases multiplied by a factor, such as 1 / steps of the window."""
+        """Return the phases multiplied by a factor, such as 1 / (steps per window)."""
         seconds = msgspec.structs.asdict(self)
         return Phases(**{phase: time_s * factor for phase, time_s in seconds.items()})
 
@@ -130,7 +130,7 @@ class Failure(Record, frozen=True, kw_only=True):
 
 
 class GpuSummary(Record, frozen=True, kw_only=True):
-    """Telemetry of one device during the windows of a run; a field is None if not reported."""
+    """Telemetry of one GPU, summarised over a run; a field is None if not reported."""
 
     uuid: Name
     name: Line | None = None
@@ -205,12 +205,12 @@ class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
-    """Return libraries sorted by name, without duplicates; each file of a library is listed."""
+    """Return the libraries sorted by name and path, without exact duplicates."""
     return tuple(sorted(set(libraries), key=lambda library: (library.name, library.path)))
 
 
 class NodeEvidence(Record, frozen=True, kw_only=True):
-    """Evidence about one node, collected before, during and after a run."""
+    """Load, settings, network and software of a node, collected before, during and after a run."""
 
     host: Name
     load: HostLoad | None = None

@@ -254,10 +254,10 @@ class PortCounter:
     """Smallest growth in a run that is reported; healthy networks may show less."""
 
     def growth(self, before: int | str, after: int | str) -> tuple[int, bool] | str:
-        """Return the growth between two readings (texts if they failed), or why it is unknown.
+        """Return the counter's growth between two readings, or the reason why it is unknown.
 
-        The second value is True if the counter was reset or reached its maximum, so that the growth
-        is a lower bound.
+        A failed reading is a text that says why. The flag is True if the growth is only a lower
+        bound, since the counter was reset or reached its maximum.
         """
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)

@@ -14,7 +14,7 @@ _LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for changes of a metric, as fractions of it (see also `MetricSpec.in_points`)."""
+    """Limits for relative changes of a metric; `MetricSpec.in_points` says relative to what."""
 
     margin: float
     """Largest deterioration that is never called a regression."""
@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSpec(msgspec.Struct, frozen=True):
-    """Definition of a metric that has one value per run; less of it is better."""
+    """Definition of a metric with one value per run; lower values are better."""
 
     name: str
     """Key in `Run.measured` and in tolerances; the name ends with the unit."""
@@ -92,7 +92,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def validate_measured(measured: Mapping[str, float], own: OpenMetric | None) -> None:
-    """Raise a FieldError for the first invalid value; `own` is the configuration's metric."""
+    """Raise a FieldError for an unknown name or bad value; `own` is the configuration's metric."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:
@@ -130,7 +130,7 @@ _UNITS = {
 
 
 def unit_of_name(name: str) -> str:
-    """Return the unit that ends a metric's name: `GB/s` for `busbw_gb_s`; empty if none."""
+    """Return the unit at the end of a metric's name: `GB/s` for `busbw_gb_s`; empty if none."""
     words = name.split("_")
     if words[-2:-1] == ["per"] and len(words) > 2:
         return f"{words[-3]}/{words[-1]}"

@@ -63,7 +63,7 @@ class Probe(Record, frozen=True, kw_only=True):
 
     @property
     def comparison_key(self) -> tuple[str | int | None, ...]:
-        """Key of probes that can be compared across devices: name, message size and precision."""
+        """Key that probes comparable across devices share: name, message size and precision."""
         return self.name, self.message_bytes, self.precision
 
     @property

@@ -181,7 +181,7 @@ def _validate_json(text: str, **how: Any) -> None:
 
 
 def _problem(error: msgspec.ValidationError) -> DecodeError:
-    """Convert msgspec's error to a `DecodeError` with its place, such as `runs[2].measured`."""
+    """Convert msgspec's error to a `DecodeError` that names the field: `runs[2].measured`."""
     text, _, path = str(error).partition(" - at `")
     place = path.rpartition("$")[2].strip("`.")
     if isinstance(error.__cause__, FieldError):

@@ -49,7 +49,7 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
     A larger time budget first adds windows, which show whether a run is steady, and then lengthens
-    them; for a smaller one, the ranks have fewer or shorter windows.
+    them; with a smaller one, the ranks measure fewer or shorter windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -118,14 +118,14 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """One request for each metric that the command prints; only this request if none."""
+        """One request for each metric that the command prints; this request if it prints none."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request plus a metric for each new name that `metric_from_name` knows."""
+        """Return the request with a metric added for each new name known to `metric_from_name`."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}

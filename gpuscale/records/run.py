@@ -88,7 +88,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
             _validate_training(self)
 
     def __repr__(self) -> str:
-        """Return a few words, which pytest prints wherever an assertion on a run fails."""
+        """Return a short label, since pytest prints the repr if an assertion on a run fails."""
         return f"<{self.label}, run {self.index}>"
 
     @property
@@ -109,14 +109,14 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
 
     @property
     def log_cost(self) -> float:
-        """Log of the step time, or of the cost (lower is better) of the metric used instead."""
+        """Natural log of the step time or, if another metric replaces it, of that metric's cost."""
         if (metric := self.configuration.metric) is None:
             return math.log(self.step_time_s)
         return math.log(metric.cost(self.measured[metric.name], self.gpus))
 
     @property
     def synchronization_s(self) -> float | None:
-        """Median step time (s) with gradient synchronisation minus that without; None if absent."""
+        """Seconds that gradient synchronisation adds to the median step time; None if unknown."""
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
         added_s = median_window_s(self.windows) - median_window_s(self.unsynced_windows)
@@ -132,7 +132,7 @@ _SHARE_OF_BUSY = 0.25
 
 
 def were_hosts_busy(runs: Sequence[Run]) -> bool:
-    """True if a host was busy in a quarter of the runs or more: their spread may come from that."""
+    """True if a host was busy in at least a quarter of the runs, which may explain their spread."""
     return len(busy_hosts(runs)) >= max(1, _SHARE_OF_BUSY * len(runs))
 
 
@@ -162,7 +162,7 @@ class Header(Record, frozen=True, kw_only=True):
 
     @property
     def why_excluded(self) -> str | None:
-        """Reason why no history counts these results; None if histories do."""
+        """Reason to exclude these results from every history; None if they are included."""
         faults = f"has injected faults ({', '.join(self.injections)})"
         return self.left_out or (faults if self.injections else None)
 
@@ -185,9 +185,9 @@ class Results(Header, frozen=True, kw_only=True):
 
 
 def deduplicated(read: Iterable[Results]) -> list[Results]:
-    """Return the results with each run once, since duplicates would narrow confidence intervals.
+    """Return the results without repeated runs, which would make confidence intervals too narrow.
 
-    A run that also occurs in left-out results is removed from all other results.
+    A run that also occurs in results excluded by `gpuscale leave-out` is kept only there.
     """
     seen: set[tuple[object, ...]] = set()
     kept = {}
@@ -238,7 +238,7 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
 
 
 def with_measured(run: Run) -> Run:
-    """Return the run with every metric that its evidence yields; a failed run stays as it is."""
+    """Return the run with metrics computed from its evidence; leave a failed run unchanged."""
     if run.configuration.metric is not None or run.failure is not None:
         return run
     values = {name: measure(run) for name, measure in _MEASURES.items()}
@@ -252,7 +252,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if ranks lack busy times, or if parameters that should be equal differ."""
+    """Raise a FieldError if ranks lack busy times or wrongly have different model parameters."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

@@ -20,7 +20,7 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """True if there is an interval, which a single run cannot give."""
+        """True if both bounds of the interval are known; a single run cannot give them."""
         return self.low is not None and self.high is not None
 
     def mapped(self, function: Callable[[float], float]) -> "Estimate":
@@ -63,7 +63,7 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Estimates at one point of a scaling curve, without the point itself; None if unknown."""
+    """Estimates for one point of a scaling curve (see `ScalingPoint`); None if unknown."""
 
     value: Estimate | None = None
     """Value of the metric that is judged instead of the step time, in the metric's unit."""
@@ -103,7 +103,7 @@ class ScalingPoint(RowMixin, Scaling):
 
     @property
     def epoch_time_s(self) -> Estimate | None:
-        """Epoch time, with an interval scaled from the step time's; None if either is unknown."""
+        """Seconds per epoch, with the step time's relative interval; None if either is unknown."""
         if self.step_time_s is None or self.epoch_s is None:
             return None
         return self.step_time_s.scaled(self.epoch_s / self.step_time_s.value)

@@ -38,7 +38,7 @@ SLOWDOWNS = (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN)
 
 
 class Facts(TypedDict, total=False):
-    """Facts for the wording of a reason or note; a fact's name determines its type and format."""
+    """Values used in the text of a reason or note; a value's name sets its type and format."""
 
     # Fractions of the throughput or the step time, relative changes, and durations.
     after_s: float
@@ -125,7 +125,7 @@ class Statement:
 
     @classmethod
     def of(cls, code: str, /, **facts: Unpack[Facts]) -> "Statement":
-        """Create a statement from a code and facts."""
+        """Create a statement from a code and its facts, given as keyword arguments."""
         return cls(code, facts)
 
 
@@ -148,7 +148,7 @@ class Verdict(StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """True if the row got worse."""
+        """True if the row is worse than its reference: `regressed` or `inconsistent`."""
         return self in (Verdict.REGRESSED, Verdict.INCONSISTENT)
 
     @property
@@ -215,7 +215,7 @@ class EntryVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Place and time of the runs of one side of a comparison; unknown fields are empty or None."""
+    """Files, hosts, jobs, times and software of one side of a comparison; None or () if unknown."""
 
     files: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ class Comparison:
     def of_files(
         self, kind: BaselineKind, before: Iterable[object], after: Iterable[object]
     ) -> "Comparison":
-        """Return the comparison with its kind of reference, and the files of either side."""
+        """Return a copy that records the kind of baseline and the file names of both sides."""
         then, now = (tuple(visible(str(path)) for path in paths) for paths in (before, after))
         sides = replace(self.before, files=then), replace(self.after, files=now)
         return replace(self, baseline_kind=kind, before=sides[0], after=sides[1])
