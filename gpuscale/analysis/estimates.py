@@ -47,7 +47,7 @@ class Sample:
     """Degrees of freedom of `variance`; 0 if unknown."""
 
     def term(self) -> Term | None:
-        """Return the sample mean's contribution to a difference's variance; None if unknown."""
+        """Return the variance of the sample mean, as a `Term`; None if it is unknown."""
         if self.variance is None:
             return None
         return Term(variance=self.variance * (1 / self.count), df=self.df)
@@ -70,8 +70,8 @@ class Difference:
         """Return the half width of the interval for a one-sided `probability` of at least 0.5.
 
         Each standard error is multiplied by its own quantile of Student's t, and the squares of the
-        products are added (Howe 1974). Welch-Satterthwaite degrees of freedom would be too many if
-        a few runs happen to agree: the largest term is then a declared deviation, with infinite df.
+        products are added (Howe 1974). Welch-Satterthwaite would give too many degrees of freedom
+        if a few runs agree by chance, since a term with infinite df would then dominate.
         """
         if self.parts is None:
             return None
@@ -103,9 +103,9 @@ class Difference:
     def detectable_loss(
         self, *, significance: float = SIGNIFICANCE, margin: float = 0.0
     ) -> float | None:
-        """Return the smallest relative loss that a test with this error finds 19 times in 20.
+        """Return the smallest relative loss detected with 95% probability; None if unknown.
 
-        A loss is found if its one-sided p-value is below `significance` and it exceeds `margin`.
+        Detected means a one-sided p-value below `significance` and a measured loss above `margin`.
         """
         needed, power = self.half_width(1 - significance), self.half_width(_POWER)
         if needed is None or power is None:
@@ -116,7 +116,7 @@ class Difference:
         return replace(self, value=-self.value)
 
     def estimate(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the value and its interval as they are; logarithms stay logarithms."""
+        """Return the difference and its confidence interval, both on the log scale."""
         low, high = self.interval(confidence) or (None, None)
         return Estimate(value=self.value, low=low, high=high)
 
@@ -165,13 +165,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with one variance term, the sum of `terms`; unknown if any is None."""
+    """Return a difference with the sum of `terms` as its variance, None if any term is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a difference that keeps one variance term per level; unknown if any is None."""
+    """Return a difference with one variance term per level; its variance is None if any term is."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log of the sum's half width if `first` has the t quantile exp(log_quantile)."""
+    """Return the log half width at the p-value where the log t quantile of `first` is as given."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

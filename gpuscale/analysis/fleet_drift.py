@@ -32,10 +32,10 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the cluster-wide level at each visit: a trimmed mean of nearby visits to other nodes.
+    """Return the cluster-wide level at each visit, a trimmed mean of nearby visits to other nodes.
 
-    `values` has one value per visit. A control node's offset is known from its other visits, so its
-    visits weigh more. Repeated jobs, which check a suspect node, do not affect the level.
+    A visit is one job on one node; `values` has one value per visit. Control nodes' own offsets
+    are removed, so their visits weigh more. Jobs that recheck a suspect node have no effect.
     """
     controls = {visit.node for visit in visits if visit.is_control}
     usable = sorted(
@@ -72,7 +72,7 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
 
 
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
-    """Return the trimmed mean, plus the trend if `at_s` is off-centre and the halves differ."""
+    """Return the trimmed mean, plus any significant trend if `at_s` is far from the mean time."""
     level, half = _trimmed_mean(values), len(values) // 2
     if half > 1 and times_s[0] < times_s[-1]:
         apart_s = statistics.fmean(times_s[-half:]) - statistics.fmean(times_s[:half])

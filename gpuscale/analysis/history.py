@@ -1,4 +1,4 @@
-"""Nightly runs on one machine as time series: the level of each row, and what changed when."""
+"""Nightly runs on one machine as time series: the level of each row, and when it changed."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A lasting loss of a row; successive losses are combined unless the environment changed."""
+    """A lasting slowdown of a row; successive ones are combined unless the environment changed."""
 
     kind: Kind
     """Kind of the change; several changes combined count as a drift."""
@@ -106,7 +106,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """The loss as in `lost`, unless the present level has lasted for more than 15 nights."""
+        """Most recent slowdown (`lost`); None once the present level has lasted over 15 nights."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
@@ -117,7 +117,7 @@ class RowHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Changes of rows on one night, all gains or all losses, with changes in the environment."""
+    """Rows that changed on one night, all faster or all slower, and any environment changes."""
 
     night: int
     changes: tuple[RowChange, ...]
@@ -141,14 +141,14 @@ class History:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """The date of each night, or the name of its folder or its time if nights share a date."""
+        """Name of each night: its date, or its folder or time if several nights share the date."""
         return night_names([(night.began_at, night.folder) for night in self.nights])
 
     @property
     def recent_change(self) -> tuple[int, tuple[EnvironmentChange, ...]]:
-        """The night of the latest change of the environment that still holds, and what changed.
+        """Index of the night of the latest environment change that still holds, and what changed.
 
-        Only the last four nights are searched, which may be too few to show a new level.
+        Only the last four nights are searched, since these may be too few to show a new level.
         """
         last = len(self.nights) - 1
         for night in range(last, max(0, last - FEWEST_NIGHTS), -1):
@@ -164,13 +164,13 @@ class History:
 
 
 def history_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> History:
-    """Return the history of one machine's nights; raise UsageError for no or several machines."""
+    """Return one machine's history; raise UsageError if there are no nights or several machines."""
     results = list(results)
     return history_of_nights(nights_of(results, choice), left_out_of(results))
 
 
 def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:
-    """Return the history of the given nights; raise UsageError for none or for several machines."""
+    """Return the nights' history; raise UsageError if there are no nights or several machines."""
     machine = machine_of(nights, left_out)
     effects = node_effects(nights)
     corrected = without_slow_nodes(nights, effects)
@@ -249,7 +249,7 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the nights to compare `night` with: up to 15 earlier ones, on the row's last level.
+    """Return up to 15 earlier nights (indices) on the row's last level, to compare `night` with.
 
     The latest of these are omitted if they may already be slower than that level.
     """
@@ -266,7 +266,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine a loss with the losses before it, back to the latest change in the environment."""
+    """Combine a slowdown with those before it, back to the latest change in the environment."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):

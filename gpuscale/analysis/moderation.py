@@ -64,7 +64,7 @@ class Moderated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample(Moderated):
-    """The judged values of one row on one side of a comparison, by allocation."""
+    """Judged values, such as step times, of one row in the baseline or the current results."""
 
     values: Mapping[str, tuple[float, ...]]
     """Logarithms of the judged values, such as step times, by allocation; at least one value."""
@@ -73,7 +73,7 @@ class RunSample(Moderated):
 
     @property
     def own_variance(self) -> float:
-        """The variance between the sample's own runs; 0 if there are too few."""
+        """Variance between the sample's runs, without the prior; 0 if there are too few runs."""
         return self.sample.variance or 0.0
 
     @property
@@ -103,11 +103,11 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """Return the samples of both sides of a comparison by row: first the baseline's.
+    """Return the moderated samples by row, first of the baseline, then of the current results.
 
-    Each variance is shrunk towards that of all other samples, or of the same row on the other side
-    if that is larger. If a row's own runs rule out the variance of the other rows, only the row's
-    two sides moderate each other.
+    Each variance is shrunk towards that of all other samples or, if it is larger, that of the same
+    row on the other side. If a row's own runs rule out the variance of the other rows, only the
+    row's baseline and current samples moderate each other.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -204,7 +204,7 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
-    """Return the prior, or the row's variance on the other side of the comparison if it is larger.
+    """Return the prior, raised to at least the row's variance on the comparison's other side.
 
     The prior assumes equally noisy rows; in a noisier row, a few runs that agree by chance would be
     trusted too much. If the other side has fewer runs, the prior is returned as it is: a few noisy
@@ -242,10 +242,10 @@ def _median_unbiased(sample: Sample) -> float | None:
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     """Return the variance that moderated samples add to a difference; None if any is unknown.
 
-    Each sample comes with a factor: 1 / `sample.count` if its mean enters the difference. The
-    priors come from nearly the same runs, so they count as one contribution: as independent ones,
-    they would add degrees of freedom that were not measured. Priors never reduce `df`, since the
-    noise of other rows already raises the variance.
+    Each sample comes with a factor for its variance, such as 1 / `sample.count` for its mean. The
+    priors come from nearly the same runs, so they are not independent and count as a single term
+    with the fewest degrees of freedom of any prior. Priors never reduce the result's `df`, since
+    the noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

@@ -80,7 +80,7 @@ def began(result: Results) -> datetime:
 def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
     """Return nights excluded on purpose, such as `2026-03-13 (cooling failure)`, earliest first.
 
-    Nights of `results` with the same date have longer names, as in `night_names`.
+    Nights that share a date have longer names, as in `night_names`.
     """
     ordered = sorted(results, key=began)
     names = night_names([(began(result), result.folder) for result in ordered])
@@ -132,9 +132,9 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
 
 
 def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """Return the changes from the 15 nights before `night` to the last night.
+    """Return the environment changes from the 15 nights before `night` to the last night.
 
-    Hosts are not compared, since a scheduler may choose others every night.
+    Hosts are not compared, since a scheduler may choose different hosts every night.
     """
     before, now = nights[max(0, night - REMEMBERED) : night], nights[-1]
     environments = [each.environment for each in before]

@@ -109,9 +109,9 @@ def _slow_nights(
 ) -> Iterator[int]:
     """Yield every night that belongs to a series of at least 3 slow nights on a node.
 
-    `nights` are the nights on the node, among `count` nights; `apart` has their distances from the
-    nights around them. A series counts only if there are enough nights elsewhere after its first
-    and before its last night: otherwise the whole machine may have become slower.
+    `nights` are the nights on the node, of `count` in all; `apart` has their log step time minus
+    that of neighbouring nights. A series counts only if there are enough nights elsewhere after its
+    first and before its last night: otherwise the whole machine may have become slower.
     """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):

@@ -68,7 +68,7 @@ def odd_one(values: Sequence[float]) -> int | None:
 def odd_run(logs: Sequence[float]) -> int | None:
     """Return the index of the one run far from all others; None if there is none.
 
-    One is far if Grubbs' test finds it in fewer than 1% of normal rows (5% of rows of few runs).
+    It fails Grubbs' test at the 1% level (5% below 6 runs) and is over 10% from the nearest run.
     """
     level = SIGNIFICANCE if len(logs) >= _ENOUGH_TO_EXCLUDE else _OF_FEW
     for odd, others in _ends(logs):
@@ -81,7 +81,7 @@ def odd_run(logs: Sequence[float]) -> int | None:
 
 
 def _ends(values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
-    """Yield the index of the smallest and of the largest value, with the others, nearest first."""
+    """Yield the indices of the smallest and largest value, each with the others, nearest first."""
     order = sorted(range(len(values)), key=values.__getitem__)
     for odd, *others in (order, order[::-1]) if len(order) > 2 else ():
         yield odd, [values[i] for i in others]

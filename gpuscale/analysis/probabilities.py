@@ -130,7 +130,7 @@ def _gamma_below(shape: float, value: float) -> tuple[float, float]:
 def benjamini_hochberg(
     probabilities: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, ...]:
-    """Return each test's p-value adjusted after Benjamini and Hochberg (Genovese et al. 2006).
+    """Return p-values adjusted by the weighted Benjamini-Hochberg method (Genovese et al. 2006).
 
     The positive weights divide the false-discovery budget; only their ratios matter.
     """
@@ -149,10 +149,10 @@ def benjamini_hochberg(
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """Return the one-sided significance level for analyses after each of runs `first` to `last`.
+    """Return the one-sided significance level to use after each run from `first` to `last`.
 
-    `overall` is the probability that any analysis rejects a true null hypothesis (Pocock 1977). It
-    is lower if the analyses share more than runs, such as the baseline or nodes.
+    `overall` is the probability that any of these tests rejects a true null hypothesis (Pocock
+    1977). The actual probability is lower if the tests share a baseline or nodes as well as runs.
     """
     shares = [runs / last for runs in range(first, last + 1)]
     low, high = overall / len(shares), overall
@@ -168,7 +168,7 @@ def nominal_error(overall: float, first: int, last: int) -> float:
 def crossing_probability(shares: Sequence[float], bound: float) -> float:
     """Return the probability that a standardised mean exceeds `bound` at any analysis by chance.
 
-    `shares` are the ascending fractions of all data at each analysis (Armitage et al. 1969).
+    `shares` are the ascending fractions of all data that the analyses use (Armitage et al. 1969).
     """
     step = (bound - _LOWEST) / (len(_SIMPSON) - 1)
     grid = [_LOWEST + step * i for i in range(len(_SIMPSON))]

@@ -113,7 +113,7 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """Return each run's point key; a run of unknown batch gets the key of its row's other runs."""
+    """Return each run's point key; if its batch is unknown, use the key of its row's other runs."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
@@ -153,7 +153,7 @@ def _point(entry: Entry) -> ScalingPoint:
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Convert a point's cost to its step time and throughput, or to the metric judged instead."""
+    """Convert a lower-is-better cost to step time and throughput, or to the metric in use."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
@@ -162,7 +162,7 @@ def level_of(key: PointKey, cost: Estimate) -> Scaling:
 
 
 def level_at(key: PointKey, log_cost: float) -> Scaling:
-    """Convert the logarithm of a point's cost to a level without intervals."""
+    """Convert a log cost as `level_of` converts a cost, but without confidence intervals."""
     return level_of(key, Estimate(value=exponential(log_cost)))
 
 
@@ -229,7 +229,7 @@ def _published_point(
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note that the training of users' commands is unverified; None without commands."""
+    """Return a note that training by users' commands is unverified; None if no command is used."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 

@@ -1,9 +1,9 @@
 """Distinguish real changes of level in a nightly series of log values from scatter.
 
-A change is reported if successive nights leave the level: two that agree or are both far off it, or
-three on the same side; if at least three nights differ from the earlier ones in a t test; or, for
-slow drifts, if the median of the latest week has moved away from the best or worst week since the
-last change. docs/evidence/rates.md has the simulated error rates.
+A change is reported if the last two nights are off the level and agree, or are both far off it; if
+the last three are off it on the same side; if at least three differ from the earlier ones in a t
+test; or, for slow drifts, if the median of the latest week has moved away from the best or worst
+week since the last change. docs/evidence/rates.md has the simulated error rates.
 """
 
 import itertools
@@ -148,7 +148,7 @@ def step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return a change that the last two nights show or, if they scatter, the last three."""
+    """Return a step that the last two nights show or, if they disagree, the last three; or None."""
     first = max(begin, tonight - 1 - REMEMBERED)
     before = values[first : tonight - 1]
     is_few = len(before) < _FEW_NIGHTS
@@ -204,10 +204,10 @@ def suspect_nights(level: Sequence[float]) -> int:
 def _splits(
     level: Sequence[float], fewest: int, smallest: float, confidence: float
 ) -> Iterator[tuple[float, int, float]]:
-    """Split a level in two; yield the residual sum of squares, the index and the change of mean.
+    """Yield each significant split of a level: residual sum of squares, index and change of mean.
 
-    The second part has at least `fewest` nights; the means differ by more than `smallest`, and in a
-    t test with this one-sided confidence.
+    The second part has at least `fewest` nights; the means differ by more than `smallest` and, in a
+    t test, with the given one-sided confidence.
     """
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
@@ -239,7 +239,7 @@ def _drift(
 
 
 def unrecovered_loss(found: Sequence[LevelChange], tonight: float) -> int | None:
-    """Return the index of the last loss; None if there is none or `tonight` is past most of it."""
+    """Return the index of the last slowdown; None if there is none or half of it is recovered."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None

@@ -150,9 +150,9 @@ def _described(shape: _Shape, count: int) -> str:
 
 
 def longer_run_s(runs: Sequence[Run]) -> int:
-    """Return the `--run-seconds` with which the runs of a row may vary less; 0 if none is known.
+    """Return the `--run-seconds` with which a row's runs may vary less; 0 if none would help.
 
-    The halves of a run show how much its length matters. Commands may end by themselves.
+    The halves of each run are compared. Commands are ignored, since they may end by themselves.
     """
     timed = [run for run in runs if run.is_valid and run.windows and not run.configuration.command]
     logs = [[math.log(window.time_s) for window in run.windows] for run in timed]

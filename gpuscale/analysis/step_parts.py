@@ -97,7 +97,7 @@ class Step:
 
 
 def steps_of(runs: Iterable[Run]) -> tuple[Step, ...]:
-    """Divide the average step of each valid run into parts; leave out runs without the evidence."""
+    """Divide the average step of each valid run into parts; skip runs that lack measurements."""
     return tuple(step for run in runs if run.is_valid and (step := _step_of(run)) is not None)
 
 
@@ -136,7 +136,7 @@ class TypicalStep:
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """Return the average step of each point with measured phases, by configuration, then GPUs."""
+    """Return the average step of each scaling point for which phases were measured."""
     found = {}
     for entry in grouped([("", run) for run in runs]):
         if steps := steps_of(entry.valid):
@@ -206,7 +206,7 @@ class EfficiencyBudget:
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
-    """Return the budget of every entry on several GPUs for which a reference on one GPU exists.
+    """Return the efficiency budget of each multi-GPU entry that has a single-GPU reference.
 
     Entries judged by a metric instead of the step time have no budget.
     """

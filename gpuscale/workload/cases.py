@@ -222,7 +222,7 @@ def _is_unread(name: str, owners: Iterable[type]) -> bool:
 
 
 def validate_case(case: type[TrainingCase]) -> None:
-    """Raise a CaseError with file and line for mistakes that ranks would otherwise run into."""
+    """Raise a CaseError, with file and line, for mistakes that would otherwise make ranks fail."""
     try:
         validate_names(case, TrainingCase)
         _validate_parts(case)
@@ -267,7 +267,7 @@ def validate_count(what: str, found: object) -> None:
 
 
 def case_class(text: str) -> type[TrainingCase]:
-    """Import the case `FILE::Class`, or the only case in `FILE`; raise a UsageError on failure."""
+    """Import and validate the case `FILE::Class`; `FILE` is enough if it has only one case."""
     file, _, name = text.partition("::")
     path = Path(file).absolute()
     if not path.is_file() or path.suffix != ".py":

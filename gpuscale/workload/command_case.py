@@ -243,7 +243,7 @@ def fields_of(words: Iterable[str]) -> set[str]:
 
 
 def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> str | None:
-    """Return the first program that starts ranks, even inside shell code; None if there is none."""
+    """Return the first launcher, such as `torchrun`, in words or quoted shell code; else None."""
     for word in words:
         parts = [word]
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Parsers for the figures in output or imported logs, and the metrics that the figures are of."""
+"""Parsers for benchmark figures in output or imported logs, and the metrics that they measure."""
 
 import math
 import re
@@ -80,7 +80,7 @@ class Mlperf:
         self.status = "not ended"
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return the time to train if the line ends a successful training run; otherwise empty."""
+        """Return the time to train if the line ends a successful run; else an empty dictionary."""
         _, mark, rest = line.partition(_MLPERF)
         # The output of several ranks may be mixed up within a line.
         with suppress(msgspec.DecodeError):
@@ -123,7 +123,7 @@ def new_parser(figure: str) -> FigureParser:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics that `figure`, a regular expression or known name, finds in output.
+    """Return the metrics that `figure`, a regular expression or benchmark name, finds in output.
 
     Raise a CaseError if `figure` is invalid, a direction unknown, or `better` or `scaling` unused.
     """

@@ -93,7 +93,7 @@ VALIDATION = Mark(validated=True)
 
 
 def reader(pattern: str) -> Callable[[str], Mark | None]:
-    """Return a function that reads lines by a pattern with groups such as `step` and `loss`."""
+    """Return a function that parses lines with a regular expression with groups such as `step`."""
     search = re.compile(pattern).search
 
     def read(line: str) -> Mark | None:
