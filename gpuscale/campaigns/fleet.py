@@ -47,7 +47,7 @@ _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 
 
 def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, ...]]:
-    """Return the partition and names of the nodes asked for: `all`, or a list as Slurm writes it.
+    """Return the partition and names of the nodes in `asked`, which is `all` or a Slurm node list.
 
     Raise UsageError if there are no such nodes, or if they cannot be compared with each other.
     """
@@ -76,7 +76,7 @@ def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, .
 
 
 class Sweep:
-    """A sweep in progress, whose folder always contains its current state."""
+    """A sweep over cluster nodes in progress; its folder always contains the current state."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Sweep:
         say: Callable[[str], None],
         most_queued: int,
     ) -> None:
-        """`submit` takes a job and its name, and returns its number; `say` prints a message."""
+        """`submit` takes a job and its name and returns the job number; `say` prints a message."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
@@ -117,7 +117,7 @@ class Sweep:
         self._keep(replace(self.record, states=states))
 
     def _name_of(self, job: SweepJob) -> str:
-        """Return the name of a job in the queue; it is unique among all sweeps."""
+        """Return the name of a job in Slurm's queue, which is unique across all sweeps."""
         moment = re.sub(r"\D", "", self.record.created_at)[:14]
         return f"gpuscale-fleet-{moment}-{job.node}-{job.number}"
 
@@ -125,7 +125,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record the new state of a job, and cancel a job that its node cannot start."""
+        """Record the end of a job; cancel a waiting job if its node is out of service or busy."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.
@@ -185,7 +185,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield nodes to measure next, best first, each with True if it is only a control."""
+        """Yield nodes to measure next, best first, and whether each serves only as a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}

@@ -11,7 +11,7 @@ from gpuscale.records.record import from_builtins
 
 
 class JobOption(NamedTuple):
-    """An option of `gpuscale submit` that overrides a field of the profile."""
+    """A command-line option that overrides a field of the cluster profile."""
 
     place: str
     """Table and field in the profile, such as `job.partition`."""

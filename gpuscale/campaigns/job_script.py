@@ -47,7 +47,7 @@ class JobRequest:
     def demand(self) -> Demand:
         """Resources of the smallest job that can measure on the largest number of GPUs.
 
-        Within a node one task gets all cores; across nodes there is a task for each GPU.
+        On one node, a single task gets all cores of the job; on several, each GPU gets a task.
         """
         profile, scheduler = self.profile, self.scheduler
         per_node, largest = profile.node.gpus, max(profile.measure.gpus)
@@ -128,7 +128,7 @@ cd "{_in_job(request, request.scheduler.folder_variable)}" || exit
 
 
 def _in_job(request: JobRequest, variable: str) -> str:
-    """Return a shell expression for a scheduler's variable, which fails outside of a job."""
+    """Return a shell expression for a scheduler's variable; outside a job, it ends the script."""
     return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
 
 

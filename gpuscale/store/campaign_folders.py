@@ -104,7 +104,7 @@ def record_files(record: NightRecord) -> dict[str, str]:
 
 
 def read_night(folder: Path) -> NightRecord | None:
-    """Read the record of a nightly run from its folder; None if none can be read."""
+    """Read the record of a nightly run from its folder; return None if that fails."""
     with suppress(FileError):
         return read_with(folder / NIGHT_JSON, lambda text: from_json(NightRecord, text))
     return None
@@ -115,7 +115,7 @@ class _Comparison(msgspec.Struct):
 
 
 def read_brief(folder: Path) -> str:
-    """Return the verdict of a night's comparison in one line; empty if none can be read."""
+    """Return the one-line verdict of a night's comparison; empty if it cannot be read."""
     with suppress(FileError):
         file = folder / "comparison.json"
         return read_with(file, lambda text: from_json(_Comparison, text)).brief
@@ -163,7 +163,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the node's least possible clock error in seconds (> 0: ahead); 0 if negligible."""
+        """Return the node's smallest possible clock error in s (> 0: ahead); 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
@@ -189,7 +189,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> object:
-        """Key that is equal for all sweeps that can be compared."""
+        """Key that is equal for sweeps that can be compared with each other."""
         return self.cluster, self.partition, self.case, self.gpus
 
     def not_measured(self) -> dict[str, tuple[NotMeasured, str]]:
@@ -212,7 +212,7 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJob, Results]]:
-    """Yield all jobs of a sweep that measured their nodes, each with its results."""
+    """Yield each job of a sweep that measured its node, together with its results."""
     for job in record.jobs:
         if job.outcome == "measured":
             path = folder / job.results_name
@@ -230,7 +230,7 @@ def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
 
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
-    """Return the measurements of the most recent earlier sweeps with this plan, oldest first."""
+    """Return the measurements of recent earlier sweeps with the same plan, oldest sweep first."""
     paths = folder.absolute().parent.glob(f"*/{SWEEP_JSON}")
     sweeps = ((read_sweep(path.parent), path.parent) for path in paths)
     alike = [(sweep, place) for sweep, place in sweeps if sweep.plan == record.plan]
@@ -259,11 +259,11 @@ def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
 
 
 def row_of(run: Run) -> FleetRow:
-    """Return the row of a run: one per device for single-GPU runs, else one per number of GPUs."""
+    """Return the row of a run: its number of GPUs and, for a single GPU, the device if known."""
     devices = run.ranks[0].devices if run.gpus == 1 and run.ranks else ()
     return FleetRow(gpus=run.gpus, device=devices[0] if devices else None)
 
 
 def _middle_s(results: Results) -> float:
-    """Return the median start time of the valid runs as Unix time, by the clock of the node."""
+    """Return the median start time of the valid runs as Unix time, by the node's clock."""
     return statistics.median(run.started_at_s or 0.0 for run in results.runs if run.is_valid)

@@ -26,7 +26,7 @@ _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 
 
 def encode_header(results: Results) -> str:
-    """Encode a header as one line, without line break; raise a `DecodeError` if it is invalid."""
+    """Encode the header of results as a line without line break; raise DecodeError if invalid."""
     head = msgspec.structs.replace(results, runs=(), folder="")
     return _with_envelope(to_json(head), RESULTS_FORMAT)
 

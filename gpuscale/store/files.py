@@ -47,7 +47,7 @@ def file_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Hold a lock on a folder, created if missing; raise a `FileError` with `problem` if locked."""
+    """Lock a folder (created if missing) during a `with` block; raise FileError if it is locked."""
     make_folder(folder)
     with file_errors(folder):
         lock = (folder / "lock").open("wb")
@@ -57,7 +57,7 @@ def sole_use(folder: Path, problem: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, unless they exist."""
+    """Create a folder and its parents, unless they exist."""
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -73,7 +73,7 @@ def lock_file(path: Path, descriptor: int, problem: str) -> None:
 
 
 def is_night_folder(name: str) -> bool:
-    """True if a folder's name is that of a night: a date and a job, such as `2026-11-21_4711`."""
+    """True if a name is a nightly run's folder name: date and job, such as `2026-11-21_4711`."""
     with suppress(ValueError):
         date.fromisoformat(name[:10])
         return name[10:11] == "_"
@@ -81,7 +81,7 @@ def is_night_folder(name: str) -> bool:
 
 
 def with_folder(path: Path, results: Results) -> Results:
-    """Return results that know the folder of their night, if the file lies in one."""
+    """Return results with `folder` set to the name of the night's folder, if `path` lies in one."""
     name = path.absolute().parent.name
     return replace(results, folder=name) if is_night_folder(name) else results
 
@@ -141,9 +141,9 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, with the permissions of an earlier one and through symbolic links.
+    """Write a file atomically; keep the permissions of an existing file, and follow symbolic links.
 
-    A device or pipe (bash's `>(…)`) is written to without being replaced.
+    A device or pipe (bash's `>(…)`) is written to directly, not replaced.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="replace")

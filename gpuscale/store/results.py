@@ -1,4 +1,4 @@
-"""Name and read results files, and write new or resumed results files."""
+"""Name, read, create and resume results files."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 
 def newest_results(folder: Path) -> list[Path]:
-    """Return files named by `default_results_path`, newest first; raise a `FileError` if none."""
+    """Return files named by `default_results_path`, newest first; raise FileError if none exist."""
     with files.file_errors(folder), suppress(FileNotFoundError):
         names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
         if dated := [name for name in names if _DATED_NAME.fullmatch(name)]:
@@ -40,7 +40,7 @@ def newest_results(folder: Path) -> list[Path]:
 
 
 def no_results(folder: Path) -> FileError:
-    """Return the error of a command that needs results, for a folder that has none."""
+    """Return the error to raise if a command needs results but the folder has none."""
     problem = (
         "there are no results here; name a file that was written with --results, or measure "
         "first: pytest … --gpus 1,2"
@@ -79,7 +79,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> None:
-    """Record in a results file why it is excluded; None includes it again."""
+    """Mark a results file as excluded, with the reason; a reason of None includes it again."""
     with ResultsFile(path) as locked, files.file_errors(path):
         header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")

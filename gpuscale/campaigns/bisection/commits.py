@@ -54,7 +54,7 @@ class Commits(Kind):
         )
 
     def prepare(self, folder: Path) -> None:
-        """Clone the repository without a work tree."""
+        """Clone the repository into a subfolder of `folder`, without a work tree."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         clone = folder / "repository"
@@ -65,7 +65,7 @@ class Commits(Kind):
         return self._commits[len(applied)]
 
     def setting(self, applied: Applied) -> Setting:
-        """Check out the last commit applied, unless its folder exists; return the folder to use."""
+        """Check out the last applied commit if necessary; return a Setting with its folder."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

@@ -1,4 +1,4 @@
-"""The two environments of a bisection, how they are read, and the kinds of their differences."""
+"""Read the good and the bad environment of a bisection; define the kinds of their differences."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """The changes of one kind, such as packages; subclasses make environments with some of them."""
+    """The changes of one kind, such as packages; subclasses create environments that apply some."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class Kind(ABC):
         """Return a value that identifies the environment with these changes applied."""
 
     def name_of(self, applied: Applied) -> str:
-        """Return a short hash as an environment's name; it is the same in every process."""
+        """Return the name of an environment: a short hash that is the same in every process."""
         return hashlib.sha256(repr(self._content(applied)).encode()).hexdigest()[:12]
 
     def words_of(self, applied: Applied) -> str:
@@ -91,12 +91,12 @@ class Kind(ABC):
 
     @abstractmethod
     def setting(self, applied: Applied) -> Setting:
-        """Make an environment if necessary, or raise EnvironmentBuildError; return its setting."""
+        """Create an environment if necessary; return its Setting or raise EnvironmentBuildError."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Variables(Kind):
-    """Environment variables of both sides; variables that do not differ are set in every trial."""
+    """Differences in environment variables; variables with equal values are set in every trial."""
 
     noun = "variable"
     good: Mapping[str, str]
@@ -116,7 +116,7 @@ class Variables(Kind):
         return sorted(self.setting(applied).variables.items())
 
     def setting(self, applied: Applied) -> Setting:
-        """Return the variables to set for runs in an environment."""
+        """Return a Setting with the values of the variables after applying the changes."""
         values: dict[str, str | None] = {**self.good}
         for number, change in enumerate(self.changes):
             values[change.name] = (self.bad if number in applied else self.good).get(change.name)
@@ -153,7 +153,7 @@ def uv_program() -> str:
 
 
 def side_of(path: Path) -> BisectionSide:
-    """Read a side from an environment's folder, an interpreter, a requirements file or results."""
+    """Read an environment from its folder, its interpreter, a requirements file or results."""
     python = path / "bin" / "python" if path.is_dir() else path
     if path.is_dir() or path.name.startswith("python"):
         return _installed(path, python)
@@ -183,7 +183,7 @@ def side_of(path: Path) -> BisectionSide:
 def differences_elsewhere(
     good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
 ) -> list[str]:
-    """Return recorded differences besides packages and the `tried` variables, such as drivers."""
+    """Return recorded differences, such as drivers, except packages and the `tried` variables."""
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}
     changes = environment_changes(good.recorded, bad.recorded)

@@ -24,7 +24,7 @@ _KEPT = 6
 
 @dataclass(slots=True, kw_only=True)
 class Packages(kinds.Kind):
-    """Differences in packages; uv installs environments with some packages of each side.
+    """Differences in packages; uv creates environments that mix good and bad package versions.
 
     Dependencies are not resolved, so a library can differ from the version that torch pins.
     """
@@ -102,7 +102,7 @@ class Packages(kinds.Kind):
         return sorted(line for line in chosen if line is not None)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return the reason for a failure or None; raise a UsageError if a disk is full."""
+        """Run uv; return None on success, else the reason; raise UsageError if the disk is full."""
         command = [self.uv, *arguments, "-q"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.returncode:
@@ -114,7 +114,7 @@ class Packages(kinds.Kind):
         return reason.removeprefix("error: ").replace(" cause:", ":")
 
     def _group(self, sites: Iterable[Path]) -> None:
-        """Group packages if one of them pins another, and sort all changes by group."""
+        """Put two packages in the same group if one pins the other; sort all changes by group."""
         numbers = {change.name: number for number, change in enumerate(self.changes)}
         group = dict(enumerate(self.groups))
         for package in importlib.metadata.distributions(path=[*map(str, sites)]):
@@ -141,7 +141,7 @@ class Packages(kinds.Kind):
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the files and folders of gpuscale's dependencies, except packages under bisection."""
+    """Yield the files and folders of gpuscale's dependencies, except packages in `without`."""
     site = Path(sysconfig.get_path("purelib"))
     waiting, seen = ["gpuscale"], {"gpuscale", *without}
     while waiting:

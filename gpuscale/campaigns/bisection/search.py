@@ -44,7 +44,7 @@ Unit = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """A search for the culprits of a bisection; changes in the same group are applied together."""
+    """A search for changes that cause a slowdown; each group of changes stays whole if possible."""
 
     turns: AlternatingTrials
     groups: Sequence[int]
@@ -143,7 +143,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield positions to split the changes at, middle first, between groups if possible."""
+        """Yield positions to split the changes at: middle first, between groups if possible."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]
@@ -184,7 +184,7 @@ class Search:
         )
 
     def _is_needed(self, unit: Unit, bad: Applied, loss: float) -> bool:
-        """True if applying the culprit alone loses speed, or if removing it alone gains speed."""
+        """True if applying only `unit` slows GOOD down, or removing only `unit` speeds BAD up."""
         limits = self._limits(loss * _LIKE)
         pairs = ((frozenset[int](), frozenset(unit)), (bad.difference(unit), bad))
         tried = (self._compare(pair, limits) for pair in pairs)

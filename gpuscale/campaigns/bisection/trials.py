@@ -1,4 +1,4 @@
-"""Trials: runs of two or more environments in turn, until their speeds are known well enough."""
+"""Trials, which run environments in turn until a sequential test has compared their speeds."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ class OutOfBudgetError(Exception):
 
 
 class TrialAnswer(StrEnum):
-    """Outcome of comparing an environment with its predecessor in a trial."""
+    """Whether an environment is slower than the one before it in a trial."""
 
     SLOWER = "slower"
     LIKE = "not slower"
@@ -59,14 +59,14 @@ class TrialAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedDifference:
-    """The difference in log step time between an environment and its predecessor in a trial."""
+    """How an environment's log step time differs from that of the one before it in a trial."""
 
     answer: TrialAnswer
     difference: Difference
 
     @property
     def speed(self) -> Estimate:
-        """The environment's speed relative to that of its predecessor."""
+        """Speed change of the environment relative to the one before it; 0.02 is 2% faster."""
         return (-self.difference).relative_change()
 
 
@@ -103,7 +103,7 @@ class TrialRunner:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Execute an environment's next run, or read it if it is kept; return its log step time."""
+        """Execute or reuse an environment's next run; return the log step time, None on failure."""
         name = self.kind.name_of(applied)
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
@@ -157,7 +157,7 @@ class TrialRunner:
         return [str(setting.python or sys.executable), "-m", "pytest", *cases, *words]
 
     def _read(self, path: Path) -> Run | None:
-        """Return the valid run in a results file; if there is none, return None and note why."""
+        """Return the valid run in a results file; if there is none, note why in `failure`."""
         log = path.with_suffix(".log")
         runs: Sequence[Run] = ()
         with suppress(FileError):
@@ -192,9 +192,9 @@ class AlternatingTrials:
     def compare(
         self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
     ) -> list[SpeedDifference] | None:
-        """Compare each environment with its predecessor; return None if one cannot be measured.
+        """Compare each environment with the one before it; return None if any cannot be measured.
 
-        `patience` multiplies the number of runs after which an undecided trial ends.
+        `patience` multiplies the maximum number of runs per environment.
         """
         rounds: list[list[float]] = []
         most = patience * self.plan.most_runs
@@ -229,7 +229,7 @@ class AlternatingTrials:
         return made[::-1] if backwards else made
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Return each environment's difference from the one before, with noise of all trials."""
+        """Return differences between successive environments, with noise pooled over all trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:
@@ -244,7 +244,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the sum of squares that round and environment means leave unexplained, and its df."""
+    """Return the residual sum of squares about round and environment means, and its df."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

@@ -51,7 +51,7 @@ class NightJob:
     def __init__(
         self, job: str | None, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """`measure` holds arguments for pytest, `compare` for `gpuscale compare` (may be empty)."""
+        """`measure` holds arguments for pytest; `compare`, if any, those for `gpuscale compare`."""
         self._job, self._measure, self._command = job, measure, command
         self._history, words = _without_option(compare, "--history")
         """Folder of nights to judge against; None if there is none, or if a baseline was given."""
@@ -107,7 +107,7 @@ class NightJob:
         return folder
 
     def _try(self) -> Attempt:
-        """Run pytest to measure the runs that the results file lacks; return the outcome."""
+        """Run pytest for all runs that are not yet in the results file; return the outcome."""
         results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
         for path in (items, fault):
             path.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class NightJob:
         return results.exists() and results.stat().st_size > 0
 
     def _judge(self) -> int | None:
-        """Save the comparison in all formats, and return its exit code; None if there is none."""
+        """Save the comparison in all formats; return its exit code, or None without comparison."""
         results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
         nights = Path(self._history).rglob("*.jsonl") if self._history else ()
         others = (path for path in nights if not path.parent.samefile(self.folder))
@@ -231,7 +231,7 @@ def _is_counted(path: Path) -> bool:
 
 
 def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
-    """Return the last value of an option in a command line (None: it is absent), and the rest."""
+    """Split a command line into the last value of an option (None if absent) and the rest."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(option, dest="value")
     found, rest = parser.parse_known_args(words)
@@ -241,9 +241,9 @@ def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list
 def run_on_verdict(
     command: str, document: Path, *, code: int, meaning: str, end_s: float = ON_VERDICT_S
 ) -> str | None:
-    """Run the site's verdict command; return None, or how it failed, such as `ended with 3`.
+    """Run the site's verdict command; return None on success, else the failure (`ended with 3`).
 
-    It reads `document`, if there is one; after `end_s` seconds it is killed with its children.
+    It can read `document` from stdin; after `end_s` seconds it is killed with its children.
     """
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""The outcome of an attempt at a nightly run: how pytest ended, its faults, and the exit code."""
+"""Outcomes of attempts at a nightly run: how pytest ended, faults of the machine, exit codes."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ class StopRequest:
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
         """Run a program; return its exit code, or the negated number of the signal that ended it.
 
-        Its output goes to a log and to standard output, even if one of them cannot be written.
+        Its output goes to `log` and standard output; if either cannot be written, it is skipped.
         """
         try:
             process = Popen(
@@ -85,7 +85,7 @@ class StopRequest:
 
 
 def own_pytest() -> str:
-    """Return the path of this environment's pytest; `pytest`, to be found on PATH, if unknown."""
+    """Return the path of pytest in this environment, or the bare name `pytest` if it has none."""
     # cron's PATH may have another one first, or none.
     own = Path(sys.argv[0]).resolve().with_name("pytest")
     return str(own) if own.is_file() else "pytest"
@@ -205,7 +205,7 @@ _VERDICTS = frozenset(
 def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
     """Return the exit code of a nightly run; `compare_exit` is None if nothing was compared.
 
-    A regression takes precedence, even if items failed, and faults do so over missing runs.
+    A regression takes precedence over everything else, and faults over missing runs.
     """
     if compare_exit == ExitCode.REGRESSED:
         return ExitCode.REGRESSED
@@ -223,7 +223,7 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
 
 
 def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) -> str:
-    """Describe the exit code of a nightly run in words, after a warning of injected faults."""
+    """Describe a nightly run's exit code in words, after a warning if faults were injected."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -240,7 +240,7 @@ def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) ->
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """Return the exit code and meaning of a nightly job; never 0 unless the job completed."""
+    """Return a nightly job's exit code and its meaning; 0 only if the job completed."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]

@@ -1,4 +1,4 @@
-"""Values that another tool recorded, their conversion to results, and the folder of results."""
+"""Convert values recorded by other tools to results, and write these to a folder as nights."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _FIRST_S = 1e8
 
 
 class Reference(NamedTuple):
-    """Value that another tool expects, and thresholds as relative deviations; None if unlimited."""
+    """Value that another tool expects; limits are relative deviations, None if unlimited."""
 
     value: float
     lower: float | None
@@ -46,7 +46,7 @@ class Reference(NamedTuple):
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values from the user for data missing from a table kept by hand; None if not given."""
+    """Values that the user supplies if a hand-kept table lacks them; None if not given."""
 
     machine: str | None = None
     """Machine whose rows are used, if the table has a column of machines."""
@@ -101,7 +101,7 @@ class Session:
 
 
 def moment_s(text: str) -> float | None:
-    """Parse an ISO 8601 time (UTC if it has no offset) or Unix seconds to Unix seconds."""
+    """Convert an ISO 8601 time (default UTC) or Unix seconds to Unix seconds; None if invalid."""
     with suppress(ValueError, OverflowError, OSError):
         seconds = positive(text)
         if seconds is None or seconds < _FIRST_S:
@@ -206,7 +206,7 @@ class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Open a folder; `better` (True by metric if more is better) overrides stored values."""
+        """Open a folder; `better` maps metrics to True if more is better, and takes precedence."""
         self._path, self._state = path, _State()
         make_folder(path)
         if (state := path / _STATE).exists():
@@ -228,7 +228,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session, path: Path) -> bool:
-        """Write a session, read from `path`, as a night; return False if all its runs are there."""
+        """Write a session from `path` as a night; return False if all runs were imported before."""
         known = self._state.system
         if known is not None and session.system not in (known, None):
             raise UsageError(

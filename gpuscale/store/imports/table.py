@@ -72,9 +72,9 @@ class _Measured(NamedTuple):
 
 
 def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
-    """Yield a session for each date in a file's only table; raise one error for all its problems.
+    """Yield a session for each date in a file's only table; raise one error with all problems.
 
-    Rows with the same key are repetitions. Rows without a date get the file's modification time.
+    Rows with equal case, strategy and GPUs are repetitions. Undated rows get the file's mtime.
     """
     problems = Problems()
     columns, rows = rows_in(text, defaults.columns, problems)
@@ -136,7 +136,7 @@ def _measure(
 def _rows_to_read(
     rows: Sequence[TableRow], measure: TableColumn | None, defaults: Defaults, problems: Problems
 ) -> tuple[list[TableRow], list[str]]:
-    """Return one machine's rows that have a value, and a text on each omitted row or machine."""
+    """Return one machine's rows that have a value, and a note on each omitted row or machine."""
     machines = Counter(row.machine for row in rows if row.machine is not None)
     wanted = (defaults.machine or next(iter(machines), "")).casefold()
     found = [row for row in rows if row.machine is None or row.machine.casefold() == wanted]
@@ -159,7 +159,7 @@ def _rows_to_read(
 
 
 def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -> dict[str, Any]:
-    """Return the row's values by the meanings of their columns; an invalid cell's value is None."""
+    """Return the row's values, keyed by column meaning; the value of an invalid cell is None."""
     values: dict[str, Any] = {}
     for column in columns:
         text = row.texts[column.meaning]
@@ -171,7 +171,7 @@ def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -
 
 
 def _cell_value(text: str, column: TableColumn) -> Any:
-    """Parse a cell; a measurement gives a tuple of times in seconds or of throughputs."""
+    """Parse a cell; for a measurement, return a tuple of times in seconds or of throughputs."""
     if column.meaning in MEASURES:
         bounded = Seconds if column.meaning in TIMES else SamplesPerSecond
         numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
@@ -184,7 +184,7 @@ def _cell_value(text: str, column: TableColumn) -> Any:
 
 
 def _number(text: str, column: TableColumn) -> float:
-    """Parse a throughput, or a time to seconds: `145` (in the column's unit), `2:25` or `2 min`."""
+    """Parse a throughput, or a time in seconds from `145` (column's unit), `2:25` or `2 min`."""
     if re.fullmatch(_NUMBER, text):
         return float(text) * column.seconds
     if column.meaning not in TIMES:
