@@ -142,7 +142,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of_commands() -> argparse.ArgumentParser:
-    """Return the parser of all commands; it imports a command's module once it meets its name."""
+    """Return the parser for all commands; a command's module is imported only if it is used."""
     parser = _Parser(
         prog="gpuscale",
         description="Does multi-GPU training on this machine still scale as it did?",

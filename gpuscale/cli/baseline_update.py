@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe smallest detectable losses; unless `weak`, raise UsageError if any is too large."""
+    """Describe the smallest detectable losses; raise UsageError if too large, unless `weak`."""
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
@@ -119,7 +119,7 @@ def additions(
     approved: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Return the proposals to add and a summary of their runs; empty if a change is not approved.
+    """Return the proposals to add and a summary; both empty if a changed row is not approved.
 
     Each night is judged by itself, since a good night would hide the loss of a bad one.
     """
@@ -151,7 +151,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Print all proposals; return the approved ones and the user's reason; each may be empty."""
+    """Print all proposals; return those approved and the reason to record; either may be empty."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -207,7 +207,7 @@ def login_name() -> str | None:
 
 
 class SmallestLoss(NamedTuple):
-    """The smallest loss of an entry that one night like those of the baseline would detect."""
+    """The smallest loss of an entry that a single nightly run would detect."""
 
     loss: float
     """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
@@ -220,7 +220,7 @@ class SmallestLoss(NamedTuple):
 
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
-    """Return each entry's number of runs in a usual night: the median, of two the larger."""
+    """Return each entry's median number of runs per night; of two middle values, the larger."""
     return {
         entry: statistics.median_high(Counter(run.allocation for run in runs).values())
         for entry, runs in entries_of(baseline.runs).items()
@@ -230,8 +230,8 @@ def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
 def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[SmallestLoss]:
     """Return, for each entry, the smallest loss that a night with `sizes` runs would detect.
 
-    It is the median over the baseline's last nights, each cut into nights of this size and judged
-    as new ones would be. The largest loss comes first.
+    The baseline's last nights are cut into nights of this size and judged like new ones; the
+    median over these nights is returned. The largest loss comes first.
     """
     runs = entries_of(baseline.runs)
     nights = [part for night in results_of(baseline) for part in _parts(night, sizes)]
@@ -251,7 +251,7 @@ def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[Sm
 
 
 def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
-    """Cut a night into nights with exactly `sizes` runs of each entry; leave out what remains."""
+    """Divide a night into nights with exactly `sizes` runs of each entry; drop the other runs."""
     parts: dict[int, list[Run]] = {}
     for entry, runs in entries_of(night.runs).items():
         size = sizes[entry]
@@ -261,7 +261,7 @@ def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
 
 
 def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
-    """State losses: `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
+    """Return `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
     runs = [f"{size}" for size in sorted(sizes.values())]
     night = f"one session of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
     return f"the smallest loss that {night} would find: {range_text(losses)}"

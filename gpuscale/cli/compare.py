@@ -26,7 +26,7 @@ HISTORY_HELP = "judge against the earlier nights whose results lie below this fo
 
 
 class Reference(NamedTuple):
-    """A baseline to judge results against; if made from earlier nights, with their history."""
+    """A baseline to judge results against, and the earlier nights if it was made from them."""
 
     path: Path | None
     baseline: Baseline
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def reference_of_file(
     path: Path, content: Results | Baseline, results: Sequence[Results]
 ) -> Reference:
-    """Return a file's content as a reference; raise a FileError if it has a run to be judged."""
+    """Return a file's content as a reference; raise FileError if it shares runs with `results`."""
     if isinstance(content, Baseline):
         return Reference(path, content, "baseline")
     identities = {run.identity for after in results for run in after.runs}
@@ -106,7 +106,7 @@ def reference_of_file(
 def reference_of_nights(
     folder: Path | None, read: Sequence[Results], results: Sequence[Results]
 ) -> Reference:
-    """Return, as a reference, the nights in `read` that began before the `results` to judge."""
+    """Return a reference made from the nights in `read` that began before those in `results`."""
     nights = earlier_nights(read, results)
     if nights.later:
         later = counted(nights.later, "night")
@@ -122,7 +122,7 @@ def judged(
     files: Sequence[Path],
     arguments: argparse.Namespace,
 ) -> View:
-    """Judge the selected rows of results; show likely causes, notes and file names with them."""
+    """Judge the selected rows of results; return verdicts, likely causes, notes and file names."""
     sides = sides_of(reference.baseline, results)
     sides = replace(sides, is_of_nights=reference.nights is not None)
     comparison = compare_sides(sides, inputs.choice_of(arguments))
@@ -142,7 +142,7 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def outputs_of(
     options: Sequence[str] | None, others: Sequence[Path]
 ) -> list[tuple[str, Path | None]]:
-    """Parse the values of `--format`: names, and files to write (None: standard output)."""
+    """Parse `--format` into names and files (None: standard output); no file may be in `others`."""
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:
@@ -164,7 +164,7 @@ def _output(option: str) -> tuple[str, Path | None]:
 
 
 def _write(outputs: Iterable[tuple[str, Path | None]], view: View) -> None:
-    """Write the verdict in every format; raise the first error only after trying all files."""
+    """Write the verdict in each format; raise the first error only after trying all files."""
     problems: list[FileError] = []
     printed = ""
     for name, path in outputs:

@@ -46,7 +46,7 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def results_path(text: str) -> Path:
-    """Return the path of a file; a folder stands for its only results file, as a night's does."""
+    """Return a path; if it is a folder with exactly one results file, return that file's path."""
     path = Path(text)
     found = [*files_below(path, _RESULTS_NAME.fullmatch)] if is_folder(path) else []
     return found[0] if len(found) == 1 else path
@@ -89,7 +89,7 @@ def read_content(path: Path) -> Results | Baseline:
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """Read results from files and folders, each run once; excluded nightly runs come last.
 
-    Files with injected faults, and unreadable ones in folders, are skipped and named.
+    Files with injected faults, and unreadable files in folders, are skipped with a message.
     """
     found: list[Results] = []
     configurations: dict[Configuration, Configuration] = {}
@@ -133,7 +133,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def default_folder() -> Path:
-    """Return the folder of results or, without one, of the nights if these are of one machine."""
+    """Return the results folder or, if it has no results, the only machine's folder of nights."""
     above = nights_folder(os.environ)
     inside = above.iterdir() if is_folder(above) else ()
     folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())
@@ -151,7 +151,7 @@ def default_folder() -> Path:
 
 
 def say_left_out(read: Iterable[Results], suffix: str = "") -> None:
-    """Print the nights that users have excluded to standard error, each with a `suffix`."""
+    """Print to standard error each night that users have excluded, followed by `suffix`."""
     for night in left_out_of(read):
         remark(f"left out: {night}{suffix}")
 
@@ -189,7 +189,7 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
 
 def newest_input() -> Path:
-    """Return the newest results with a valid run, or else the newest results; say which."""
+    """Return the newest results file with a valid run, else the newest one; print its name."""
     paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):
         results = read_results(path)

@@ -148,7 +148,7 @@ def job_s(measured: Measured, runs: int) -> float:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print what would be submitted and, unless `yes`, ask; raise UsageError without a terminal."""
+    """Print the announcement and, unless `yes`, ask the user; raise UsageError if it cannot ask."""
     say(announcement)
     if yes:
         return True
@@ -162,7 +162,7 @@ def is_confirmed(announcement: str, yes: bool) -> bool:
 
 
 def _wait(scheduler: Scheduler, job: str, log: Path) -> int:
-    """Print a job's log until the job has ended; return the exit code that it deserves."""
+    """Print a job's log until the job ends; return the exit code for the job's final state."""
     written, before, ends_it = 0, UNKNOWN, f"'{scheduler.cancel_program} {job}' ends it"
     try:
         for state in scheduler.states_of(job):

@@ -71,7 +71,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with one plan per run, or only with run 1 if a row cannot be measured."""
+    """Parametrise a test with a plan for each run; rows that cannot be measured get only run 1."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -96,7 +96,7 @@ def parametrize(
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return an item's plan; None without `scaling`, or if its case has no chosen strategy."""
+    """Return an item's plan; None if it lacks `scaling`, or its case has no chosen strategy."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
@@ -151,7 +151,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
 
 
 def misuse(error: BaseException) -> str | None:
-    """Explain an error due to an unknown gpuscale name or a mark without `case=`; else None."""
+    """Explain an unknown gpuscale name or a mark without `case=`; None for any other error."""
     places = [
         (frame, as_place(frame.f_code.co_filename, line))
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -206,7 +206,7 @@ class CommandItem:
 
 
 def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
-    """Measure the case by this file's only test, and return the exit code of the session."""
+    """Run pytest on this file's only test, which measures the case; return the exit code."""
     # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin", "-rN"]

@@ -1,4 +1,4 @@
-"""Table of the options that gpuscale adds to pytest; light, since every pytest imports it."""
+"""The options that gpuscale adds to pytest; quick to import, since every pytest run does so."""
 
 import os
 from argparse import ArgumentTypeError

@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise a GpuscaleError if cases share a name, lack the given size, or a fault hits no rank."""
+    """Raise GpuscaleError for a duplicate case name, unknown size or fault on a missing rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:

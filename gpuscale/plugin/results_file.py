@@ -35,7 +35,7 @@ _Change = tuple[str, object, object]
 
 
 class Recorder:
-    """Writes a session's runs to a results file: a new one, or the one to resume."""
+    """Writes a session's runs to a new results file, or to the one that is resumed."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Record digests of cases and scripts; raise a UsageError if a resumed file has others."""
+        """Record hashes of cases and scripts; raise UsageError if a resumed file differs."""
         cases, files, scripts = set[Path](), dict[str, Path](), dict[str, str]()
         for request in requests:
             if (command := request.command) is None:
@@ -91,7 +91,7 @@ class Recorder:
             _validate_same(self.path, environment_diff.script_changes([then], [self.environment]))
 
     def append(self, run: Run, software: Environment | None = None) -> Run:
-        """Write a run to disk, and return it with its job.
+        """Write a run to disk; return it with the scheduler's job as its allocation.
 
         `software` describes a command's interpreter, known only after a run. Raise a UsageError if
         it differs from the software recorded in a resumed file.
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def _started_as() -> str | None:
-    """Return the command line of this process if it fits on a line; None for another program."""
+    """Return the command line of pytest or gpuscale; None for other programs or several lines."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     line = joined((name, *sys.argv[1:]))
@@ -134,7 +134,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the batch size and metrics that its command printed before."""
+    """Return the request with the batch size and metrics that its command printed in `runs`."""
     command, asked = request.command, request.configuration
     alike = [run for run in runs if run.is_valid and run.gpus == request.gpus]
     if command is not None and command.batch_from_output:
@@ -182,7 +182,7 @@ def _validate_same(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if runs exist and all executed commands; the header then describes their interpreter."""
+    """True if all runs, at least one, are of commands; the header describes their interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

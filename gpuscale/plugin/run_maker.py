@@ -126,7 +126,7 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return the reason, other than the stopping rule, why an item executes no run, or None."""
+        """Return why an item executes no run, ignoring the stopping rule; None if one is needed."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -185,9 +185,9 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run after which further runs of this row would probably fail; None if none.
 
-    Two runs of the row in succession that timed out are enough. So are two runs that raised an
-    exception or printed no steps, if none has succeeded in this row, or for its case and strategy
-    on any number of GPUs. What a command prints hardly changes, so a single run without steps is
+    Two successive timeouts in the row are enough. So are two runs that raised an exception or
+    printed no steps, in this row or for its case and strategy on any number of GPUs, if no run
+    there has succeeded. What a command prints hardly changes, so a single run without steps is
     enough for its row. Runs that ran out of memory or whose ranks were killed do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]

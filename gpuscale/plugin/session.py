@@ -92,7 +92,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
-        """Report a file that cannot be imported because it misuses gpuscale without a traceback."""
+        """Replace the traceback of a failed import by an explanation if gpuscale was misused."""
         report = yield
         if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
             # pytest raises an error of its own from an ImportError.
@@ -256,7 +256,7 @@ class _MeasuringSession:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, exitstatus: int
     ) -> Generator[None, object, object]:
-        """Print the session's tables after all other output, unless it was refused."""
+        """Print the tables after all other output, unless a usage error prevented all runs."""
         others = yield
         recorder, rule = self._maker.recorder, self._maker.rule
         is_refused = exitstatus == pytest.ExitCode.USAGE_ERROR and not recorder.new_runs

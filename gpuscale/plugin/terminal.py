@@ -30,7 +30,7 @@ from gpuscale.store.results import ResultsFile
 
 
 def own_stream() -> TextIO:
-    """Open standard output once more before pytest captures it; /dev/null if it has no file."""
+    """Duplicate standard output before pytest captures it; open /dev/null if that fails."""
     with suppress(OSError, ValueError):
         own = os.dup(sys.stdout.fileno())
         return os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=SPELT_OUT)
@@ -66,7 +66,7 @@ def header_lines(
     *,
     is_command: bool = False,
 ) -> Iterator[str]:
-    """Yield lines about the machine, and warnings; `load` is the host's before the runs."""
+    """Yield lines about the machine, and warnings; `load` is the host's load before the runs."""
     if options.injections:
         yield injection_warning(options.injections)
     machine = environment.hardware_label
@@ -151,7 +151,7 @@ def status_of_verdict(
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
     """Return pytest's exit code `given`, or a failure if it is 0 but no run is valid.
 
-    `needless` is True if no run was needed; then 0 is right if there are no runs.
+    `needless` is True if no run was needed; then a session without runs keeps 0.
     """
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given

@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Number of sick nodes or, if none, of unclear or healthy ones: `2 of 64 nodes; …`."""
+        """Count the sick nodes, else the unclear, else the healthy ones: `2 of 64 nodes; …`."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -141,7 +141,7 @@ def _text(view: SweepView) -> str:
 
 
 def _json(view: SweepView) -> str:
-    """Return a JSON document (docs/tools.md); unknown values are null."""
+    """Return the sweep as a JSON document (docs/tools.md); unknown values are null."""
     code, word = view.exit_code_and_word
     return document_text(
         "gpuscale-fleet",
@@ -168,7 +168,7 @@ def _csv(view: SweepView) -> str:
 
 
 def _openmetrics(view: SweepView) -> str:
-    """Return gauges for node_exporter's textfile collector, without a final line break."""
+    """Return the sweep as gauges for node_exporter's textfile collector; no final line break."""
     cluster = {"cluster": view.record.cluster, "partition": view.record.partition}
     nodes = [({**cluster, "node": node.node}, node) for node in view.nodes]
     states = [({**labels, "state": n.state.value}, 1.0) for labels, n in nodes]

@@ -91,7 +91,7 @@ def _probe_facts(changes: Sequence[ProbeChange]) -> Iterator[str]:
 
 
 def probe_place(probe: Probe) -> str:
-    """Return the name of the device or link that was probed: `node1 GPU 3`, or `node1 → node2`."""
+    """Return the probed host, device or link: `node1`, `node1 GPU 3` or `node1 → node2`."""
     to = "" if probe.peer is None else f" → {probe.peer}"
     return f"{probe.host}{to}" if probe.device is None or to else f"{probe.host} {probe.device}"
 

@@ -35,7 +35,7 @@ def whole_line(cause: Cause, device: str) -> str:
 
 
 def share_text(*alike: Cause) -> str:
-    """Return ` (83 % of what got longer; other parts −3 ms)` for similar causes; may be empty."""
+    """Return similar causes' share of the growth, ` (83 % of what got longer…)`, or nothing."""
     shares = sorted(cause.share for cause in alike if cause.share is not None)
     if not shares:
         return ""
@@ -90,12 +90,12 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
 
 
 def _grown_s(cause: Cause) -> float:
-    """Return how much longer the cause's part of a step takes than in the baseline, in seconds."""
+    """Return the seconds by which the affected part of a step is longer than in the baseline."""
     return (cause.after_s or 0.0) - (cause.before_s or 0.0)
 
 
 def _baseline(cause: Cause) -> str:
-    """Return the part's duration in the baseline, and by how much communication got shorter."""
+    """Return `(baseline: 41 ms)`, and the gain from shorter communication if it is large."""
     baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):

@@ -110,7 +110,7 @@ _UNRECORDED = {"GPUs": "devices", "batch/GPU": "batch/device", "GPU-hours": "dev
 
 
 def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
-    """Return the rows; rename headers such as `GPUs` if devices are CPUs or of unknown type."""
+    """Return the rows; headers such as `GPUs` are renamed if the devices are CPUs or unknown."""
     kinds = {*devices}
     names = _UNRECORDED if UNRECORDED in kinds else _ON_CPU if kinds == {"cpu"} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
@@ -122,10 +122,10 @@ def level_text(level: Scaling) -> str:
 
 
 def odd_run_text(runs: Iterable[Run]) -> str:
-    """Name the run of a row that is far from all others, with its start; empty without such a run.
+    """Describe the outlier among the runs of a row; return an empty text if there is none.
 
-    `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. The hosts follow the
-    start if another run had other hosts.
+    `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. The run's hosts
+    follow its start time if another run used different hosts.
     """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
     if (place := odd_run([run.log_cost for run in by_cost])) is None:

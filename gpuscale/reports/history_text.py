@@ -79,14 +79,14 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _recent_change(history: History) -> Iterator[str]:
-    """Yield a text on the last change of the environment, unless an event reports it."""
+    """Yield a line on the latest environment change, unless an event of that night reports it."""
     night, changes = history.recent_change
     if changes and all(night != event.night for event in history.events):
         yield f"changed on {history.names[night]}: {'; '.join(map(environment_text, changes))}"
 
 
 def _far_nights(history: History) -> set[int]:
-    """Return outlying nights, including any without which a row's nights would hardly vary."""
+    """Return the outlying nights and, for each noisy row, the one night that makes it noisy."""
     far = set[int]()
     for row in history.rows:
         far.update(row.outlying, row.nights[-1:] if row.stands_out else ())
@@ -97,7 +97,7 @@ def _far_nights(history: History) -> set[int]:
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the slowest nodes, each compared with nearby nights without the node."""
+    """Return a table of the slowest nodes, each compared with neighbouring nights without it."""
     unknown, rows = "too few nights to tell it from the machine", []
     for effect in history.nodes[:_MOST_NODES]:
         speed = phrases.change_text(effect.speed) if effect.speed else unknown
@@ -172,7 +172,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
-    """Return a table of the latest nights' results; `day` is left out of the nights' names."""
+    """Return a table of the latest nightly results; the prefix `day` is removed from headers."""
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
@@ -221,7 +221,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the worst verdict, and all as text; None if every row has too few nights."""
+    """Return the worst verdict as a word, and all as text; None if every row has too few nights."""
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate_word(history)
     if all(row.nights_missing for row in rows):
@@ -276,7 +276,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _is_weak(row: RowHistory) -> bool:
-    """True if nights vary so much that only a large lasting loss could be detected."""
+    """True if a row's nightly results vary so much that only a large loss could be detected."""
     return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
 
 

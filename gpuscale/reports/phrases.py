@@ -128,7 +128,7 @@ def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
 
 
 def few(texts: Sequence[str], most: int, word: str) -> list[str]:
-    """Return the first texts; a longer list ends with the number of others: `and 3 more rows`."""
+    """Return the first `most` texts; if there are more, add their number: `and 3 more rows`."""
     more = len(texts) - most
     return [*texts[:most], *([f"and {counted(more, f'more {word}')}"] if more > 0 else [])]
 
@@ -167,7 +167,7 @@ def times_text(runs: Iterable[Run], otherwise: str) -> str:
 
 
 def span_text(began: datetime, last: datetime) -> str:
-    """Format a range of time: `2026-11-20 02:10 to 02:31`."""
+    """Format a time range: `2026-11-20 02:10 to 02:31`."""
     ends = format_range([f"{moment:%Y-%m-%d %H:%M}" for moment in (began, last)])
     return ends.replace(f" to {began:%Y-%m-%d} ", " to ")
 
@@ -191,7 +191,7 @@ def software_text(environment: Environment) -> str:
 def injection_warning(injections: Sequence[str], device: str = "", *counts: int) -> str:
     """Return the warning `INJECTED data=5ms: not a real result`; empty without injected faults.
 
-    It names the numbers of devices among `counts` on which no rank can have such a fault.
+    It also names those of `counts` (numbers of devices) that are too small for the faulty rank.
     """
     rank = min(map(int, re.findall(r"=(\d+)[:@]", " ".join(injections))), default=0)
     few = sorted(count for count in counts if count <= rank)
@@ -274,7 +274,7 @@ def change_text(change: Estimate) -> str:
 
 
 def found_change_text(change: Estimate | None) -> str:
-    """Format a change that was found, and say if its size is uncertain; return `–` for None."""
+    """Format a detected change, and say if its size is uncertain; return `–` for None."""
     if change is None:
         return UNKNOWN
     text = change_text(change)

@@ -48,7 +48,7 @@ _TOLERANCE = "the tolerance of {tolerance}"
 
 
 class Words(NamedTuple):
-    """Texts for one kind of reason or note; `_FORMS` formats the facts in braces."""
+    """Text templates for one kind of reason or note; `_FORMS` formats the facts in braces."""
 
     sentence: str
     short: str = ""
@@ -307,7 +307,7 @@ def reason_text(entry: EntryVerdict) -> str:
 
 
 def text_beyond_table(entry: EntryVerdict) -> str:
-    """Explain a verdict; unless it is a loss, omit the numbers shown in the table; may be empty."""
+    """Explain a verdict without numbers that the table shows, unless it is a loss; may be empty."""
     reason, sentence = entry.reason, WORDS[entry.reason.code].beyond_table
     if sentence is None or entry.verdict.is_loss:
         return reason_text(entry)
@@ -328,7 +328,7 @@ def statement_text(statement: Statement, device: str = "") -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason and those nested in `otherwise`; before each, yield its remedy, if any."""
+    """Yield a reason and the reasons nested in `otherwise`, each preceded by its remedy, if any."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -448,7 +448,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Return the reason for a metric's verdict if `name` is `metric`, else a quantity in words."""
+    """Describe a fact about a row: the reason for a metric's verdict, or the name of a quantity."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

@@ -66,7 +66,7 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the width that `COLUMNS` gives, else a terminal's own, else PLAIN_COLUMNS."""
+    """Return the width set by the variable `COLUMNS`, else the terminal's, else PLAIN_COLUMNS."""
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen):
         return int(chosen)
@@ -92,7 +92,7 @@ def padded(text: str, width: int, side: str = "<") -> str:
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
-    """Wrap each line to a width in columns; an item with line breaks is a table, which fits."""
+    """Wrap each line to a width in columns; leave tables, which have line breaks, unchanged."""
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
 
@@ -132,8 +132,8 @@ def table(
 
     The first two columns identify a row, so each of the narrower tables repeats them; the columns
     in `first` come next. If the first column of a divided table would take over half the width, its
-    cells are lines above the rows that share them. The first column and those in `left` are
-    left-aligned. Headers may be wrapped; cells may not.
+    cells are printed as lines above the rows that share them. The first column and those in `left`
+    are left-aligned. Headers may be wrapped; cells may not.
     """
     aligned_left = {headers[0], *left}
     texts = [*zip(headers, *rows, strict=True)]
@@ -210,10 +210,10 @@ def progress_text(what: str, done: int, total: int, room: int | None = None) -> 
 def redrawn(
     stream: TextIO | None, text: Callable[[], str | None], *, behind: bool = False
 ) -> Iterator[None]:
-    """Redraw a text periodically while the context lasts, and erase it at the end.
+    """Redraw a text periodically while the context is active, and erase it at the end.
 
     A thread calls `text`; if the result is None or empty, the line stays as it is. `behind` draws
-    the text after the line's present content. If the stream is None, nothing is drawn.
+    the text after what the line already shows. If the stream is None, nothing is drawn.
     """
     if stream is None:
         yield

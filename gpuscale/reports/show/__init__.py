@@ -138,7 +138,7 @@ def scaling_cells(
 ) -> list[dict[str, Cell]]:
     """Return the table of measured points, with the cells of each row keyed by header.
 
-    Intervals are 95 %; a single run has none.
+    Intervals have 95 % confidence; a single run has none.
     """
     headers = ["case", "GPUs", *([] if _shared_batch(points) else ["batch/GPU"]), "runs"]
     headers += level_columns(point.configuration for point in points)
@@ -170,9 +170,9 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """Return each point's cells, keyed by header; those in `further` take precedence.
+    """Return each point's cells, keyed by header; cells in `further` take precedence.
 
-    If all points were measured on CPU ranks, the headers name these instead of GPUs.
+    If all points were measured on CPU ranks, headers say `CPU ranks` instead of `GPUs`.
     """
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)
@@ -208,7 +208,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def _notes_on_commands(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on commands: on printed values that are judged, and on batch sizes not used."""
+    """Yield notes on commands whose printed metrics are judged, or that may ignore the batch."""
     used = (run.configuration for run in runs)
     if named := sorted({each.case for each in used if each.metric and each.command}):
         yield f"{', '.join(named)}: as the command prints it; warm-up and steadiness are unknown"
@@ -221,7 +221,7 @@ def _notes_on_commands(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def odd_runs(runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line for each row in which one run is far from all the others."""
+    """Yield a line for each row that has an outlier among its runs."""
     for row in by_key((PointKey.of(run), run) for run in runs).values():
         if text := odd_run_text(row):
             yield f"{row[0].label}: {text}"

@@ -178,7 +178,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
 
 
 def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
-    """Yield the meaning of the columns, and the rows whose phases are incomplete."""
+    """Explain the columns, and name the strategies whose collectives are part of other phases."""
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the median rank; means over runs"
     if any(step.phases_s["communication"] is not None for step in steps.values()):
@@ -215,9 +215,9 @@ def _connection_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def rank_cells(runs: Iterable[Run]) -> list[dict[str, Cell]]:
-    """Return a row per rank of the slowest run of each point: its pace, and its GPUs' counters.
+    """Return a row for each rank of each point's slowest run: its pace and its GPUs' counters.
 
-    Runs in which no rank recorded its pace are ignored.
+    A rank's pace is its time per step without waits; runs that recorded no pace are ignored.
     """
     valid = (run for run in runs if run.is_valid)
     paced = (run for run in valid if any(rank.pace_s is not None for rank in run.ranks))
