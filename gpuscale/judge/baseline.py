@@ -52,9 +52,9 @@ def baseline_from_results(
     minimum_runs: int = MINIMUM_RUNS,
     choice: Choice = ALL_ROWS,
 ) -> Baseline:
-    """Make a baseline from the valid runs in `results`, which are in the order of measurement.
+    """Make a baseline from the valid runs in `results`, given in the order of measurement.
 
-    Raise UsageError if a chosen entry has fewer than `minimum_runs` valid runs or hardware differs.
+    Raise UsageError if hardware differs or a chosen entry has under `minimum_runs` valid runs.
     """
     if not (valid := entries_of(_valid_runs(results))):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
@@ -113,7 +113,7 @@ def proposals(
 ) -> tuple[Proposal, ...]:
     """Propose a change to each baseline entry whose runs differ from those in the results.
 
-    New runs replace or, if `add` is true, join the baseline's runs. New entries come last.
+    New runs replace the baseline's or, if `add` is true, are added to them. New entries come last.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
@@ -152,7 +152,7 @@ def revised(
 
 
 def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Results]) -> Baseline:
-    """Return the baseline with `runs`, and the metadata of the `results` that some come from."""
+    """Return the baseline with `runs` as its runs, and metadata updated from `results`."""
     used = {run.allocation for run in runs}
     found = {**baseline.environments, **_environments(results)}
     known = (baseline.gpuscale_version or "").split(", ")
@@ -169,7 +169,7 @@ def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Resu
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """Return the valid runs; raise UsageError if any results are excluded or have faults."""
+    """Return the valid runs; raise UsageError if results were left out or had injected faults."""
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; no baseline has such a night before 'gpuscale leave-out --undo "
@@ -189,7 +189,7 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
 
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
-    """Return the entry's name, with the options that distinguish it from entries of that name."""
+    """Return the entry's label and the options in which entries of the same name differ, if any."""
     namesakes = [other.configuration for other in entries if other.key == entry.key]
     apart = [
         f"{name} {getattr(entry.configuration, name)}"

@@ -67,7 +67,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the scale from the first job of each row; only suspected nodes have others."""
+        """Estimate the distribution from each row's first job; only suspects have more jobs."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -85,7 +85,7 @@ class _Scale(NamedTuple):
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
     def limit(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the lost speed that a healthy row exceeds with probability `p_value` at most."""
+        """Return the log loss that a healthy row exceeds with probability `p_value` at most."""
         deviation = math.sqrt(self.between + self.error(jobs))
         return max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
 
@@ -115,8 +115,8 @@ def judge(
 ) -> tuple[NodeVerdict, ...]:
     """Judge each node of a sweep against nodes of its kind, and against itself in earlier sweeps.
 
-    Return sick nodes first, and in each state the slowest node first. `not_measured` has the reason
-    and its details for each requested node without a visit.
+    Return sick nodes first, and in each state the slowest node first. `not_measured` maps requested
+    nodes that were not visited to the reason and its details.
     """
     found, rows = _findings(_measured(visits), past), dict[tuple[str, str], set[FleetRow]]()
     for visit in visits:
@@ -142,8 +142,8 @@ def judge(
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
     """Return the finding in the worst state with the largest loss relative to its limit.
 
-    Findings that need another job take precedence, and so does a single GPU over the whole node if
-    fewer than half of the node's rows are such GPUs.
+    Findings that need another job come first. Then findings on single GPUs come before those on the
+    whole node, if they concern fewer than half of the node's rows.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]
@@ -156,7 +156,7 @@ def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
 def _findings(
     now: Mapping[_Group, _Jobs], past: Iterable[Sequence[NodeVisit]]
 ) -> dict[str, list[_Finding]]:
-    """Return each node's findings on every row and reference, corrected for multiple testing."""
+    """Return each node's findings for every row and reference, corrected for multiple testing."""
     levels: dict[_Key, list[float]] = {}
     for jobs in (jobs for sweep in past for jobs in _measured(sweep).values()):
         centre = statistics.median(own[0].deviation for own in jobs.values())
@@ -196,8 +196,8 @@ def _verdict(
 ) -> NodeVerdict:
     """Judge a node's row against one reference; `before` is the row's level in earlier sweeps.
 
-    A node is sick only if all jobs together show a loss that the later jobs alone confirm. These
-    also provide the estimate of the loss, since the first job was the slowest of many.
+    A node is sick only if all jobs together show a loss that the later jobs alone confirm. The loss
+    is estimated from the later jobs, since the first one was selected for being slow.
     """
     node, row = key
     later = jobs[1:] or jobs

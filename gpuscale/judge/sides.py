@@ -51,12 +51,12 @@ class Side:
 
     @cached_property
     def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
-        """The entries of each row."""
+        """Entries grouped by the row to which they belong."""
         return by_key((entry.point.key, entry) for entry in self.entries)
 
     @cached_property
     def by_point(self) -> Mapping[PointKey, Entry]:
-        """Entries with at least one valid run."""
+        """Entries that have at least one valid run, by point."""
         return {entry.key: entry for entry in self.entries if entry.logs}
 
     @property
@@ -75,7 +75,7 @@ class Side:
         return nodes_of(run for entry in self.entries for run in entry.valid)
 
     def environments_of(self, entry: Entry) -> tuple[Environment, ...]:
-        """Return the known environments of the allocations with valid runs of the entry."""
+        """Return the known environments of the allocations that hold the entry's valid runs."""
         return tuple(where for name in entry.runs if (where := self.by_allocation.get(name)))
 
     def origin_of(self, entries: Sequence[Entry]) -> Origin:
@@ -128,7 +128,7 @@ class Sides:
 
     @cached_property
     def usual(self) -> "Sides":
-        """The sides without the baseline's outlying runs and allocations, which are not judged."""
+        """Both sides, without the outlying runs and allocations of the baseline."""
         left_out = set[object]()
         for key, entry in self.before.by_point.items():
             tonight = self.after.by_point.get(key)
@@ -144,9 +144,9 @@ class Sides:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Return outlying baseline runs' log distances from the median, by allocation and index.
+    """Find outlying baseline runs; return each one's log step time minus the median.
 
-    The distance is that of the logs of step times. A baseline run is not outlying if any run of
+    The keys are allocation and index of the run. A baseline run is not outlying if any run of
     `after` is nearer to it than to the median, since the machine still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
@@ -210,14 +210,14 @@ def side_of_results(results: Sequence[Results]) -> Side:
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """Return a baseline unchanged; turn results into one with this name, however few their runs."""
+    """Return a baseline unchanged; convert results to a baseline, even if they have few runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """Make a temporary baseline for comparisons from results, however few their runs."""
+    """Make a temporary baseline for comparisons from results, even if they have few runs."""
     cluster = results[0].environment.host or _UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
@@ -241,7 +241,7 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
 
 
 def machine_label(baseline: Baseline) -> str:
-    """Describe the baseline's machine, such as `ARC4, 4× V100`, as results name theirs."""
+    """Return a label for the baseline's machine, such as `ARC4, 4× V100`."""
     cluster, hardware = baseline.cluster, baseline.hardware
     if len(labels := {where.hardware_label for where in baseline.environments.values()}) == 1:
         (machine,) = labels

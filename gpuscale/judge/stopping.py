@@ -1,6 +1,6 @@
-"""Judge a session while it measures: find rows that are settled, confirmed or need more runs.
+"""Judge a session while it is running: find rows that are settled, confirmed or need more runs.
 
-The data are analysed after each number of runs, at a stricter significance level, so that a whole
+The rows are analysed after each further run, at a stricter significance level, so that a whole
 session errs as rarely as one comparison. A loss is reported only once later runs show it too.
 """
 
@@ -45,9 +45,9 @@ class SequentialPlan:
     most_runs: int
 
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
-        """Return the error rates of each analysis that give a whole session this significance.
+        """Return error rates for each analysis that give the whole session this significance.
 
-        Unless only one analysis is planned, a loss takes at least `fewest_runs + 1` runs to report.
+        Reporting a loss takes at least `fewest_runs + 1` runs, unless only one analysis is planned.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -58,7 +58,7 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """Status of a row in a session: it needs more runs, or the reason why it needs none."""
+    """Whether a row of a session needs more runs and, if not, why not."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"
@@ -84,7 +84,7 @@ class RowProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionVerdict:
-    """The verdict on a session after its runs so far."""
+    """The verdict on a session, based on its runs so far."""
 
     entries: tuple[RowProgress, ...]
     comparison: Comparison
@@ -98,12 +98,12 @@ class SessionVerdict:
 class DecidedVerdict:
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
-    Each judgement repeats all analyses, in the order of the runs in the results. Analysis k uses
-    the first k valid runs of each row, and the failed runs before them. A row that is settled or
-    confirmed stays so, except that a row that passed needs more runs if most of its runs fail; one
-    that got more runs, as the reference of others, is reported by all of them.
+    Each judgement repeats all analyses, taking the runs in the order of the results. Analysis k
+    uses the first k valid runs of each row, and the failed runs before them. A settled or confirmed
+    row stays so, except that a row that passed needs more runs if most of its runs fail. If a row
+    that passed gets more runs as the reference of other rows, its report covers all its runs.
     `cases`, `gpus` and `configurations` are those that the session measures; None means all. If the
-    baseline has runs of a row in one of these configurations, its other runs of it are ignored.
+    baseline has a row in one of these configurations, the row's other baseline runs are ignored.
     """
 
     baseline: Baseline
@@ -133,7 +133,7 @@ class DecidedVerdict:
         return None
 
     def verdict_after(self, results: Results) -> SessionVerdict:
-        """Return the verdict on all runs so far, which are in the order in which they ended."""
+        """Return the verdict on all runs so far; `results` lists them in the order they ended."""
         # A judgement analyses all runs again, and is requested before each run.
         if self._judged is None or self._judged[0] != len(results.runs):
             self._judged = len(results.runs), self._judge(results)
@@ -175,7 +175,7 @@ class DecidedVerdict:
 
 
 class _Session:
-    """The runs of a session in the order in which they ended, and analyses of parts of them."""
+    """A session's runs, in the order in which they ended, and the analyses of subsets of them."""
 
     def __init__(
         self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
@@ -195,8 +195,8 @@ class _Session:
     def assess(self, after: int, until: float) -> list[Judgement]:
         """Judge the rows by the runs that analysis `until` includes but analysis `after` does not.
 
-        Runs on numbers of GPUs that the session does not measure are always included, and so are
-        the runs on 1 GPU (the reference) if none of them is newer than analysis `after`.
+        Runs on numbers of GPUs that the session does not measure are always included. So are the
+        runs on 1 GPU (the reference) if analysis `after` already includes all valid ones.
         """
         runs = tuple(
             run
@@ -225,7 +225,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Return all rows; analyse anew each that needs runs and has at least `runs` valid ones."""
+        """Analyse rows that need runs and have at least `runs` valid ones; return all rows."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -257,7 +257,7 @@ class _Session:
 
 
 def _cannot_be_judged(row: MatchedRow) -> bool:
-    """True if more runs cannot help: machine or workload differ, or the baseline lacks the row."""
+    """True if more runs cannot help: machine or workload differs, or the baseline lacks the row."""
     return Verdict.INCOMPARABLE in (row.obstacle or ()) or not (row.before or row.published)
 
 
@@ -266,7 +266,7 @@ def _has_moved(entry: EntryVerdict) -> bool:
 
 
 def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
-    """True if runs were made after the row had passed: it is the reference of other rows."""
+    """True if the row has runs made after it passed, as the 1-GPU reference for other rows."""
     made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
     return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
 
@@ -274,8 +274,8 @@ def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    The numbers are those of `of_all`, the judgement by all runs, or of a comparison of the same
-    files, `at_end`, if these have the same verdict.
+    The numbers come from `of_all` (judged by all runs) if its verdict is the same. For a loss or
+    gain, `at_end` (a plain comparison of the same files) has precedence if its verdict is the same.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

@@ -42,7 +42,7 @@ def compare(
 
 
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
-    """Judge every chosen row; raise UsageError for a chosen case or number that neither side has.
+    """Judge the chosen rows; raise UsageError if neither side has a chosen case or GPU count.
 
     Runs on 1 GPU serve as the reference for speedups even if their row is not chosen.
     """
@@ -56,7 +56,7 @@ def compare_sides(sides: Sides, choice: Choice) -> Comparison:
 
 
 def comparison_of(sides: Sides, judgements: Sequence[Judgement]) -> Comparison:
-    """Build the record of a comparison from the rows' verdicts, adding machines and notes."""
+    """Build a `Comparison` from the judgements on its rows, with machine names and notes."""
     baseline, after = sides.baseline, sides.after
     rows = [judgement.row for judgement in judgements]
     machines = dict.fromkeys(where.hardware_label for where in after.environments)
@@ -101,7 +101,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a pass inconclusive if too few runs are valid or one allocation lags the others."""
+    """Make a passing row inconclusive if it has too few valid runs or one slow allocation."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
@@ -120,9 +120,9 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
 
 
 def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
-    """Mark the rows that recently became slower for good as `regressed`, and note slow nodes.
+    """Mark rows with a recent lasting slowdown as `regressed`, and add notes on slow nodes.
 
-    The comparison alone would miss such a loss, since its earlier nights may be slow already.
+    A comparison with earlier nights misses a slowdown that these nights already show.
     """
     history = earlier.history
     rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}
@@ -185,7 +185,7 @@ def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Stateme
 
 
 def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
-    """Return a note on outlying nights with their folders, as users name nights."""
+    """In a note on outlying nights, replace their names by folder names, which users know."""
     if note.code not in ("outlying_allocations", "odd_allocations"):
         return note
     names = tuple(folders.get(name, name) for name in note.facts["names"])

@@ -1,4 +1,4 @@
-"""Compute the changes in step time, speedup and other metrics between both sides' runs."""
+"""Compute changes in step time, speedup and other metrics from baseline to results."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Both sides' samples of one row, each with the sample on 1 GPU if a speedup can be judged."""
+    """A row's samples on both sides, including those on 1 GPU if a speedup can be judged."""
 
     row: MatchedRow
     before: SideSample
@@ -46,7 +46,7 @@ class Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Return the row's changes, without p-values, as if there were `further_runs` more runs."""
+        """Return the row's changes without p-values, given `further_runs` more current runs."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
@@ -71,7 +71,7 @@ class Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return the row's record with this verdict and the baseline values that it is based on."""
+        """Build the row's record: verdict, reason, and the baseline values behind its changes."""
         entry = self.row.verdict_of(verdict, reason)
         time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
         level = level_of(self.row.points[0], time_s)
@@ -96,7 +96,7 @@ def _change(
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
-    """Pair the baseline's and the current samples of rows that have valid runs on both sides.
+    """Pair baseline and current samples of the rows, which have valid runs on both sides.
 
     Each sample's variance is moderated by all other samples, even of rows that are not judged.
     Outlying runs are excluded from the baseline only: in the results, they may be the loss.
@@ -184,7 +184,7 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """Return each row's metric changes, with variances moderated by all rows; no p-values yet."""
+    """Return each row's metric changes; variances are moderated by all rows, p-values unset."""
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
     # Exposed communication is judged as a fraction of the baseline's step time.

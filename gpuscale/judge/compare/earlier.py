@@ -1,4 +1,4 @@
-"""The nights before the current one that it is compared with."""
+"""Choose the earlier nights with which the current night is compared."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ _FEWEST_RESIDUALS = 3
 
 
 class EarlierNights(NamedTuple):
-    """Nightly runs before the current one."""
+    """The earlier nights, and what the current night is compared with for each row."""
 
     history: History
     """The history of these nights and the current one."""
@@ -49,7 +49,7 @@ class EarlierNights(NamedTuple):
 
 
 def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
-    """Return the nights in `read` that began before `tonight`; raise UsageError without any."""
+    """Return the nights in `read` that began before `tonight`; raise UsageError if none did."""
     # Given alone, a night that was left out is judged all the same.
     present = nights_of(msgspec.structs.replace(result, left_out=None) for result in tonight)
     names = {night.allocation for night in present}
@@ -97,10 +97,10 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 
 
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
-    """Return the nights to compare each row with, as indices: those on the row's present level.
+    """Return indices of the nights to compare each row with: recent ones on the row's last level.
 
-    If a row and its 1-GPU row changed together and only one change is established yet, both are
-    compared with the nights before the change, since an efficiency needs both of its step times.
+    If a row and its 1-GPU row changed together but only one change is established so far, both are
+    compared with nights before the change: an efficiency needs both step times of the same nights.
     """
     nights = before.nights
     chosen = {
@@ -129,7 +129,7 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
 
 
 def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
-    """Return the default tolerances, with wider ones for rows that few nights are compared with."""
+    """Return the default tolerances, with wider ones for rows compared with only a few nights."""
     tolerances, rows = Tolerances(), {row.point: row for row in before.rows}
     references = references_of(rows)
     found: dict[tuple[object, ...], ToleranceOverride] = {}
@@ -156,7 +156,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the night-to-night deviation of a log step time, or log ratio of two, on a level."""
+    """Return the nights' standard deviation within levels: of log T or of two rows' log ratio."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)

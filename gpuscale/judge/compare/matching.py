@@ -1,4 +1,4 @@
-"""Match machines and rows of both sides, and find the rows that cannot be judged."""
+"""Match the rows and machines of baseline and results; find rows that cannot be judged."""
 
 import re
 from collections import Counter
@@ -59,7 +59,7 @@ def first_failure(entry: Entry) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """A row before it is judged."""
+    """A row of baseline and results, matched but not yet judged."""
 
     key: EntryKey
     before: Entry | None = None
@@ -122,7 +122,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the row's published point, or else that of the strategy that its strategy wraps."""
+    """Return the row's published point, or that of the wrapped strategy if the row has none."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -161,7 +161,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Return `row` with the most similar entry of `found`, or blocked if it cannot be judged."""
+    """Add the most similar entry of `found` to `row`; set its obstacle if it cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))
@@ -259,7 +259,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the current and the baseline's name of hardware that differs; None if none does."""
+    """Return the current and baseline names of the first differing hardware; None if all match."""
     if environment.system != baseline.system:
         return environment.system or environment.hardware_label, baseline.system or baseline.device
     if environment.device != baseline.device:

@@ -58,7 +58,7 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """Yield the tests with adjusted p-values, which are None for tests of unknown spread."""
+    """Yield the tests with adjusted p-values; these stay None if the spread is unknown."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     gains = [test.gain for test in tests if test.gain.parts is not None]
     worse, better = (
@@ -173,10 +173,10 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 
 
 def _minimum_detectable_loss(quantities: Quantities, rule: Rule) -> float | None:
-    """Return the smallest loss that would be found 19 times in 20 if only this row had it.
+    """Return the smallest loss that would be found 19 times in 20 if no other row had a loss.
 
-    A loss is found in the step time alone, or in the speedup if the step time, or its ratio to
-    another number of GPUs, supports it.
+    The step time alone can show a loss. The speedup shows one only with support from the step time
+    or from the ratio of the step time to that on another number of GPUs.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

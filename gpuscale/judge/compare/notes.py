@@ -48,7 +48,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
 
 
 def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison:
-    """Return the comparison with notes on a changed environment and, after a loss, on packages."""
+    """Add notes on a changed environment and, if a row has a loss, on changed packages."""
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes
@@ -76,7 +76,7 @@ def _emptiness(
 
 
 def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[Statement]:
-    """Yield a note if verdicts rest on too few sessions (allocations) to show how these differ."""
+    """Yield a note if the baseline has too few sessions (allocations) to estimate their spread."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
         rows = [each.row for each in judgements if each.entry.verdict in verdicts]
@@ -149,13 +149,13 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield a note on outlying allocations of the baseline; its entry comes first in each pair."""
+    """Yield a note on outlying baseline allocations; each pair is (baseline entry, new entry)."""
     if facts := _of_worst((one, outlying_allocations(usual_means(one, now))) for one, now in pairs):
         yield Statement.of("outlying_allocations", **facts)
 
 
 def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note on an allocation that widens open rows where few show that it is an outlier."""
+    """Yield a note on suspected outliers among the baseline allocations of inconclusive rows."""
     found = []
     for row in (each.row for each in judgements if each.entry.verdict is Verdict.INCONCLUSIVE):
         if row.before and row.after and row.after.logs:
@@ -171,7 +171,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
-    """Return facts about the allocations whose step times differ most; empty if none stands out."""
+    """Return facts on the outlying allocations and the row that differs most; empty if none."""
     far = [
         (abs(apart), apart, name, entry.point.key)
         for entry, apart_by_name in found
@@ -202,7 +202,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs of judged rows; other rows give the failures as their reason."""
+    """Yield notes on failed runs of judged rows; for other rows, they are the verdict's reason."""
     judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
     alike = by_key(
         ((len(after.failed), after.point.valid_runs, first_failure(after)), key)

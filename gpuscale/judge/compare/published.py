@@ -23,7 +23,7 @@ class _Ratio:
     tolerance: float
 
     def verdict(self, confidence: float) -> Verdict:
-        """Judge the ratio's interval (or, if it has none, the ratio itself) by the tolerance."""
+        """Compare the ratio's confidence interval, or else the ratio itself, with the tolerance."""
         low, high = self.measured.interval(confidence) or (self.measured.value,) * 2
         limit = math.log1p(-self.tolerance)
         if high < limit:
@@ -52,7 +52,7 @@ _CODES = {
 
 
 def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgement:
-    """Judge the speedup of a row with a published figure and, in the same precision, throughput.
+    """Judge a row's speedup and, if comparable, its throughput against a published figure.
 
     The speedup alone would miss a slowdown that all numbers of GPUs share.
     """
@@ -88,7 +88,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 def _speedup_ratio(
     figure: PublishedFigure, entry: Entry, sides: Sides
 ) -> _Ratio | Statement | None:
-    """Return measured / published speedup, or why it is unknown; None if none is published."""
+    """Return the measured / published speedup or why it is unknown; None if none is published."""
     if figure.gpus == 1 or (published := sides.published[figure.key].speedup) is None:
         return None
     if (reference := entry.reference) is None:
@@ -109,7 +109,7 @@ def _speedup_ratio(
 
 
 def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
-    """Return a log ratio with its error, given the samples and the published nightly values."""
+    """Return the log ratio `value` with its error, from the samples and published nights."""
     terms = [sample.term() for sample in samples]
     if len(nights) < MINIMUM_ALLOCATIONS:
         return difference(value, terms)
@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge by the worst verdict and, of the ratios that caused it, the one with the largest loss.
+    """Judge a row by its worst ratio: the worst verdict and, among equals, the largest loss.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

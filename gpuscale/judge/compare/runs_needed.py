@@ -1,4 +1,4 @@
-"""Forecast how many more runs would settle an open row, or say why further runs would not."""
+"""Predict how many more runs would settle an inconclusive row, or say why more runs cannot."""
 
 import math
 import statistics
@@ -34,7 +34,7 @@ _MEANS = tuple(normal_quantile((place + 0.5) / 10) for place in range(10))
 
 
 def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | None, Statement]:
-    """Return how many further runs would settle an open row (None if unknown), and advice on it."""
+    """Return how many more runs would settle an inconclusive row (None if unknown), and advice."""
     # Interim analyses are stricter, but advise what a comparison of the same files would.
     rule = replace(rule, rates=ErrorRates(significance=rule.tolerances.significance))
     made = min(runs.sample.count for runs in pairing.after.samples)
@@ -42,7 +42,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     @cache
     def chance(further: int, means: Sequence[float] = _MEANS) -> float:
-        """Return the probability that so many further runs settle the row."""
+        """Return the probability that `further` more runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         apart = math.sqrt(pairing.after.variance_of_means * further / (made + further))
@@ -75,7 +75,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Return advice on a credible number of runs that rather settle a row than not; else None."""
+    """Advise how many more runs have at least an even chance to settle a row; None if too many."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
@@ -85,7 +85,7 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
-    """Say what would keep a row uncertain after many more runs."""
+    """State which spread would keep a row inconclusive even after many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:
@@ -95,9 +95,9 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
-    """Say how many runs on each side would settle a row 4 times in 5, if known.
+    """State how many runs on each side would settle a row 4 times in 5, if a feasible number would.
 
-    An unchanged row then is `ok`; a row that `seen` shows to be worse is `regressed` if it is.
+    A row is settled by the verdict `regressed` if `seen` suggests a loss, or else by `ok`.
     """
     made = [runs.sample.count for side in (pairing.before, pairing.after) for runs in side.samples]
     most = max(_RUNS_OF_BOTH[-1], 2 * max(made))
@@ -146,9 +146,9 @@ def required_runs(
 
 
 def _unknown(*, made: int, baseline_runs: int) -> Statement:
-    """Return the statement that `made` runs do not tell how many more would settle a row.
+    """State that `made` runs are too few to predict how many more would settle a row.
 
-    It asks for twice as many, or as many as the baseline has if these are a credible number.
+    The advice is to make twice as many or, if more but not too many, as many as the baseline has.
     """
     in_all = max(2 * made, baseline_runs if baseline_runs <= (1 + CREDIBLE) * made else 0)
     return Statement.of("unknown_further_runs", too_few=made, in_all=in_all)

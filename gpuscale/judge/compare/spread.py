@@ -1,4 +1,4 @@
-"""Estimate gains, with the spread between runs and between allocations (jobs or nights)."""
+"""Estimate gains, and their variance between runs and between allocations (jobs or nights)."""
 
 import math
 import statistics
@@ -37,17 +37,17 @@ class SideSample:
 
     @property
     def on_n_gpus(self) -> "SideSample":
-        """The side with its sample on n GPUs alone, which represents the step time T(n)."""
+        """A copy with only the sample on n GPUs, to judge the step time T(n)."""
         return replace(self, samples=self.samples[:1])
 
     @property
     def on_1_gpu(self) -> "SideSample":
-        """The side with its sample on 1 GPU alone, which represents T(1), the reference."""
+        """A copy with only the sample on 1 GPU, to judge the reference T(1)."""
         return replace(self, samples=self.samples[1:])
 
     @property
     def value(self) -> float:
-        """The judged value: a metric in points, or the log of a step time, T(n)/T(1) or metric."""
+        """The judged value: log T(n), log T(n)/T(1), the log of a metric, or a metric in points."""
         return _difference([runs.sample.mean for runs in self.samples])
 
     @property
@@ -58,19 +58,19 @@ class SideSample:
 
     @property
     def usual_means(self) -> dict[str, float]:
-        """Judged values of the allocations that occur in every sample, except outlying ones."""
+        """Judged value by allocation, for non-outlying allocations that occur in every sample."""
         values = {name: self.in_allocation(name) for name in self.common_allocations}
         outlying = outlying_allocations(values)
         return {name: value for name, value in values.items() if name not in outlying}
 
     @property
     def variance_in_allocations(self) -> float:
-        """Mean variance of the usual allocations' values due to their runs."""
+        """Variance of an allocation's value due to its runs: mean over non-outlying allocations."""
         usual = self.usual_means
         return math.fsum((s.variance or 0.0) * _mean_share(s, usual) for s in self.samples)
 
     def own_estimate(self) -> Difference:
-        """Estimate `value`, with its uncertainty from this side's runs."""
+        """Return `value` with its uncertainty, estimated from this side's runs alone."""
         samples = ([run for runs in each.values.values() for run in runs] for each in self.samples)
         return difference(self.value, [log_sample(runs).term() for runs in samples])
 
@@ -81,7 +81,7 @@ class SideSample:
 
     @property
     def variance_of_means(self) -> float:
-        """The variance of the judged value, a mean or difference of means, due to the runs."""
+        """Variance of the judged value due to the spread between runs."""
         return math.fsum((runs.variance or 0.0) / runs.sample.count for runs in self.samples)
 
     def with_further_runs(self, count: int) -> "SideSample":
@@ -115,8 +115,8 @@ def _difference(logs: Sequence[float]) -> float:
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    Gains are then relative to the mean of its usual allocations rather than of all its runs. Two or
-    three allocations suffice if they differ by far more than their runs and most machines do.
+    Gains are then relative to the mean of the baseline's usual allocations, not of all its runs.
+    Two or three allocations suffice if they differ far more than their runs and more than usual.
     """
     count = len(baseline.common_allocations)
     if not current.common_allocations or count < 2:
@@ -192,8 +192,8 @@ def gain_of(
     With A allocations and R runs on a side, the gain's variance is the variance between allocations
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
     The former is declared or, with enough allocations, estimated with the declared one as prior.
-    `deviation` is the declared standard deviation of the value, and `deviation_apart` that of each
-    term of a ratio whose terms come from different allocations.
+    `deviation` is the declared standard deviation of the value between allocations. If the terms
+    of a ratio come from different allocations, each term has `deviation_apart` instead.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
@@ -228,9 +228,9 @@ def _gain_over_allocations(
 
 
 def _included(before: RunSample, now: RunSample, names: Iterable[str]) -> float:
-    """Return the variance of a mean of the `before` runs, as a fraction of that of one `now` run.
+    """Return the variance of an allocation's mean in `before`, divided by that of one `now` run.
 
-    If `now` does not show its own variance, the variances of both are taken to be equal.
+    Runs of both samples are assumed to have the same variance if that of `now` is unknown.
     """
     ratio = 1.0
     if now.sample.df and now.variance and before.variance is not None:

@@ -218,7 +218,7 @@ def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
     """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
 
     All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
-    show only this shift; if 1 GPU got faster, those on n GPUs do.
+    show only this shift; if 1 GPU got faster, step times on n GPUs show only this shift.
     """
     p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
     if p_of_time is None or p_of_reference is None:
@@ -243,7 +243,7 @@ def _slowdown(quantities: Quantities) -> Finding:
 
 
 def _doubt(quantity: Quantity) -> tuple[bool, bool, float]:
-    """Return a sort key: passing quantities first, then those that may be unchanged."""
+    """Return a sort key of increasing doubt: `ok` first, then no clear loss, then likely losses."""
     bound = math.inf if quantity.loss_bound is None else quantity.loss_bound
     return not quantity.is_ok, quantity.moved_worse(NAMING_SIGNIFICANCE / 2), bound
 
@@ -261,7 +261,7 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The judgement on one row, against measured runs or a published figure."""
+    """A row's verdict and observed losses, against measured runs or a published figure."""
 
     row: MatchedRow
     entry: EntryVerdict

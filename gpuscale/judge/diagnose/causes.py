@@ -1,4 +1,4 @@
-"""The causes of a loss: `diagnose`, and the functions in `CAUSES` that find them."""
+"""Find the causes of a loss: `diagnose`, and the functions in `CAUSES` that it calls."""
 
 import math
 import statistics
@@ -92,7 +92,7 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
 
 
 def stragglers(row: RowEvidence, change: PartChange) -> Cause:
-    """Return the cause of a larger skew: slow ranks, slow clocks, or batches that arrive late."""
+    """Return the cause of a larger skew between ranks: slow ranks, low clocks or late batches."""
     found = stragglers_of(row.point.after, change.before_s)
     in_data = row.point.phase("skew", lambda step: step.slowest.data_s - step.median.data_s)
     if in_data.after_s - in_data.before_s > change.lost_s / 2:
@@ -115,7 +115,7 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
     """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
 
     No other cause is sought for inconclusive rows. With three runs on each side, a row whose
-    slowest rank is always the same meets this condition by chance once in 20 times.
+    slowest rank is always the same meets this condition by chance 1 time in 20.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
     if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
@@ -147,7 +147,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if clocks fell by enough to explain a loss in steps without known phases."""
+    """Yield a cause if clocks fell enough to explain a loss, and no phases of steps are known."""
     then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
     # If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
     of_time = row.entry.finding in SLOWDOWNS
@@ -190,7 +190,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield one cause, possible but unproven: the differences between the environments."""
+    """Yield the differences between the environments, if any, as a possible, unproven cause."""
     point = row.point
     environments = point.environments_before, point.environments_after
     # If the parts of a step are unknown, as for commands, communication may have taken longer.
@@ -268,7 +268,7 @@ CAUSES: tuple[Finder, ...] = (
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """Add the causes of losses, and of stragglers in inconclusive rows, to a comparison."""
+    """Add to a comparison the causes of its losses and the stragglers of inconclusive rows."""
     sides = sides.usual
     suspects = [entry for entry in comparison.entries if _finders(entry.verdict)]
     points = points_of(sides, {entry.configuration for entry in suspects})

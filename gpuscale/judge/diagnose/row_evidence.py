@@ -70,14 +70,14 @@ class PointEvidence:
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
-        """Return the time that `seconds` takes from a step, averaged over the runs of each side."""
+        """Return a phase's mean duration on each side; `seconds` reads its duration from a step."""
         sides = self.before, self.after
         before_s, after_s = (statistics.fmean(map(seconds, steps)) for steps in sides)
         return PhaseChange(name=name, before_s=before_s, after_s=after_s)
 
     @property
     def computing_phases(self) -> tuple[PhaseChange, ...]:
-        """Changes of the phases in which the median rank computes."""
+        """Changes of the median rank's forward, backward and optimizer phases."""
         return (
             self.phase("forward", lambda step: step.median.phases.forward_s),
             self.phase("backward", lambda step: step.median.backward_s),
@@ -97,7 +97,7 @@ class PointEvidence:
 
     @property
     def connection_changes(self) -> Iterator[EnvironmentChange]:
-        """Differences between the connections that NCCL or RCCL logged on both sides."""
+        """Differences between both sides in the connections that NCCL or RCCL logged."""
         sides = self.evidence_of_nodes
         return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
@@ -122,7 +122,7 @@ class RowEvidence:
 
     @cached_property
     def symptoms(self) -> tuple[DeviceSymptom, ...]:
-        """Symptoms of the devices used in the results."""
+        """Abnormal counters of the devices used in the results."""
         placed = (pair for where in self.point.environments_after for pair in where.placed_gpus)
         hosts = {gpu.uuid: host for host, gpu in placed if gpu.uuid and host}
         return symptoms_of(self.point.runs_before, self.point.runs_after, hosts)
@@ -134,7 +134,7 @@ class RowEvidence:
 
     @property
     def is_idle(self) -> bool:
-        """True if each run of the results recorded the load of its hosts, and none was busy."""
+        """True if each run of the results recorded the load of its hosts, and no host was busy."""
         runs, on_cpu = self.point.runs_after, self.point.key.configuration.device == "cpu"
         loads = [node.load for run in runs for node in run.nodes]
         return all(run.nodes for run in runs) and all(
@@ -146,7 +146,7 @@ class RowEvidence:
         )
 
     def informed(self, cause: Cause) -> Cause:
-        """Return the cause whose remedy takes changed scripts and idle hosts into account."""
+        """Add changed scripts, and whether the hosts were idle, to the remedy of a cause."""
         if cause.remedy is None:
             return cause
         sides = self.point.environments_before, self.point.environments_after
@@ -206,7 +206,7 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
 
 
 def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:
-    """Return the cause with the probes' changes as evidence; unchanged if none can be compared."""
+    """Add changes in probe results to the evidence of the cause, if any can be compared."""
     names = probes_for(cause.code)
     changes = [*probe_changes(before, [probe for probe in after if probe.name in names])]
     if not changes:
@@ -218,7 +218,7 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 
 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
-    """Yield each probe's change relative to the same probe, or else similar ones, in the baseline.
+    """Yield each probe's change from the same baseline probe or, if missing, from similar ones.
 
     The variance of repetitions is pooled over all devices.
     """

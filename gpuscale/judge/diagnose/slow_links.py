@@ -57,7 +57,7 @@ def round_robin(nodes: int) -> tuple[Pairs, ...]:
 
 
 def retest_rounds(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
-    """Return rounds that retest slow links and pair suspects with healthy nodes and one another."""
+    """Return rounds of pairs to test: slow links, and suspects with healthy nodes or suspects."""
     seen = _slowness(nodes)
     slow = {pair for pair, slower in seen.items() if slower > SLOW_LINK}
     sick = _nodes_of_slow_links(slow, seen)
@@ -80,7 +80,7 @@ def find_slow(
 ) -> tuple[NodeFinding, ...]:
     """Return findings on slow nodes, links and directions, worst first; empty for a single node.
 
-    `switches` has the leaf switch of each node, if the scheduler knows it.
+    `switches` maps nodes to their leaf switches, as far as the scheduler knows them.
     """
     if len(probes) < 2:
         return ()
@@ -149,7 +149,7 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
 
 
 def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
-    """Return the pairs of sick nodes whose link is much faster than their links to healthy ones."""
+    """Return pairs of sick nodes linked far faster to each other than to healthy nodes."""
     out: dict[int, list[float]] = {place: [] for place in sick}
     for pair, slower in seen.items():
         ends = out.keys() & pair
@@ -175,7 +175,7 @@ def _shared_switch(
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return the largest slowdown of each pair of nodes for any message size and direction.
+    """Return each node pair's slowdown: the largest over all message sizes and directions.
 
     The slowest third of the repetitions is ignored, since a busy node delays some. Of the others,
     both the fastest and the slowest count, since a flapping link is fast at times.
@@ -198,7 +198,7 @@ def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
 
 
 def _nodes_of_slow_links(slow: Collection[Pair], seen: Collection[Pair]) -> set[int]:
-    """Return a small set of nodes, each with mostly slow links, that explains the slow links."""
+    """Find nodes whose links are mostly slow, as few as needed to explain the slow links."""
     sick: set[int] = set()
     while True:
         # A link to a faulty node shows nothing about the node at its other end.

@@ -117,11 +117,11 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
 
 
 def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the `before` steps, without a rank that is now always the slowest in their medians.
+    """Return the `before` steps; leave a rank that is now always slowest out of their medians.
 
-    If ranks are slow in turn by chance, the median rank of each run is faster than any rank is on
-    average. A rank that is always slow ends that: of two ranks, the other one then always counts,
-    and computing would seem to take longer.
+    If a different rank is the slowest in each run by chance, a run's median rank is faster than
+    any rank is on average. If one of two ranks is always the slowest, the other is always the
+    median, so computing would seem to take longer even if that rank did not become slower.
     """
     slowest = Counter(step.slowest.rank for step in after if len(step.ranks) > 1)
     ((last, count),) = slowest.most_common(1) or [(0, 0)]
@@ -133,7 +133,7 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase with four fifths of the loss, if any, and whether it cannot be an even one.
+    """Return the phase with 4/5 of the loss, or None, and whether an even slowdown is ruled out.
 
     An even slowdown would prolong each phase in proportion to its duration, and all of them
     together by at least the loss minus noise.
