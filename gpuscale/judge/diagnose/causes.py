@@ -1,4 +1,4 @@
-"""Find the causes of a loss: `diagnose`, and the functions in `CAUSES` that it calls."""
+"""Find the causes of a regression: `diagnose`, and the functions in `CAUSES` that it calls."""
 
 import math
 import statistics
@@ -112,9 +112,9 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
 
 
 def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if the same ranks lag in every run, by more than any rank in the baseline.
+    """Yield a cause if the same ranks lag in all runs, more than any rank in any baseline run.
 
-    No other cause is sought for inconclusive rows. With three runs on each side, a row whose
+    For inconclusive rows, this is the only cause sought. With three runs on each side, a row whose
     slowest rank is always the same meets this condition by chance 1 time in 20.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
@@ -130,7 +130,7 @@ def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause for each kind of device fault that is not yet evidence for another cause."""
+    """Yield a cause for each kind of device fault that no cause in `named` cites as evidence."""
     named_already = {found for cause in named for found in cause.evidence}
     # Clocks also fall while a device waits, as a consequence rather than a cause of the loss.
     faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
@@ -147,7 +147,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if clocks fell enough to explain a loss, and no phases of steps are known."""
+    """Yield a cause if GPU clocks fell enough to explain a slowdown whose phases are unknown."""
     then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
     # If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
     of_time = row.entry.finding in SLOWDOWNS
@@ -190,7 +190,7 @@ def not_established(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]
 
 
 def environment(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield the differences between the environments, if any, as a possible, unproven cause."""
+    """Yield a possible cause, unproven, if the environments differ from the baseline's."""
     point = row.point
     environments = point.environments_before, point.environments_after
     # If the parts of a step are unknown, as for commands, communication may have taken longer.
@@ -234,7 +234,7 @@ OF_PARTS: Mapping[Part, Callable[[RowEvidence, PartChange], Cause]] = {
 
 
 def lost_parts(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause for each part of the step that got clearly longer, largest loss first."""
+    """Yield a cause for each part of the step that got clearly longer, largest increase first."""
     finding = row.entry.finding
     parts: Collection[Part] = OF_PARTS
     if isinstance(finding, MetricSpec):
@@ -268,7 +268,7 @@ CAUSES: tuple[Finder, ...] = (
 
 
 def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
-    """Add to a comparison the causes of its losses and the stragglers of inconclusive rows."""
+    """Add the causes of regressions, and stragglers in inconclusive rows, to a comparison."""
     sides = sides.usual
     suspects = [entry for entry in comparison.entries if _finders(entry.verdict)]
     points = points_of(sides, {entry.configuration for entry in suspects})

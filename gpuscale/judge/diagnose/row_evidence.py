@@ -1,4 +1,4 @@
-"""The evidence for the causes of a row's loss, and the probes that confirm these causes."""
+"""The evidence for the causes of a regression, and the probe results that confirm them."""
 
 import math
 import statistics
@@ -51,7 +51,7 @@ _OF_SCRIPTS = (CauseKind.DATA, CauseKind.COMMUNICATION, CauseKind.SLOW_RANK, Cau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEvidence:
-    """Evidence for the causes of a loss, for one configuration on one number of GPUs."""
+    """Evidence for the causes of a regression of one configuration on one number of GPUs."""
 
     key: PointKey
     before: tuple[Step, ...]
@@ -70,7 +70,7 @@ class PointEvidence:
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
-        """Return a phase's mean duration on each side; `seconds` reads its duration from a step."""
+        """Return a phase's mean time in baseline and results; `seconds` reads it from a step."""
         sides = self.before, self.after
         before_s, after_s = (statistics.fmean(map(seconds, steps)) for steps in sides)
         return PhaseChange(name=name, before_s=before_s, after_s=after_s)
@@ -86,18 +86,18 @@ class PointEvidence:
 
     @property
     def hosts(self) -> tuple[set[str], set[str]]:
-        """Hosts on each side: those of the ranks or, if unknown, of the environments."""
+        """Hosts of baseline and results: those of ranks or, if unknown, of environments."""
         then = _hosts_of(self.before, self.environments_before)
         return then, _hosts_of(self.after, self.environments_after)
 
     @property
     def evidence_of_nodes(self) -> tuple[list[NodeEvidence], list[NodeEvidence]]:
-        """Evidence collected on the nodes of each side."""
+        """Evidence collected on the nodes of the baseline and of the results."""
         return nodes_of(self.runs_before), nodes_of(self.runs_after)
 
     @property
     def connection_changes(self) -> Iterator[EnvironmentChange]:
-        """Differences between both sides in the connections that NCCL or RCCL logged."""
+        """Differences between baseline and results in the connections logged by NCCL or RCCL."""
         sides = self.evidence_of_nodes
         return node_changes(*([(node.host, node.connections) for node in side] for side in sides))
 
@@ -184,7 +184,7 @@ def points_of(
 
 
 def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidence]) -> Onset | None:
-    """Find the GPU counts at which a part got longer; None if fewer than 2 can be compared."""
+    """Find on which GPU counts a part of a step got longer; None without two counts to compare."""
     losses = {
         gpus: there.changes[part].lost_s / statistics.fmean(step.time_s for step in there.before)
         for gpus, there in points.items()
@@ -206,7 +206,7 @@ def onset_of(part: Part, point: PointEvidence, points: Mapping[int, PointEvidenc
 
 
 def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> Cause:
-    """Add changes in probe results to the evidence of the cause, if any can be compared."""
+    """Return the cause with changes of related probe results, if any, added to its evidence."""
     names = probes_for(cause.code)
     changes = [*probe_changes(before, [probe for probe in after if probe.name in names])]
     if not changes:
@@ -218,7 +218,7 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 
 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
-    """Yield each probe's change from the same baseline probe or, if missing, from similar ones.
+    """Yield each probe's change from its baseline or, without one, from other devices' baseline.
 
     The variance of repetitions is pooled over all devices.
     """

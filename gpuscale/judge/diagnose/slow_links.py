@@ -43,7 +43,7 @@ class NodeFinding(msgspec.Struct, frozen=True):
 def round_robin(nodes: int) -> tuple[Pairs, ...]:
     """Return rounds of node pairs; no node occurs twice in a round (the circle method).
 
-    Up to eight nodes, all pairs occur; with N > 8 nodes, each is paired with about log₂ N others.
+    With up to 8 nodes, all pairs occur; with N > 8, each node is paired with about log₂ N others.
     """
     places = [*range(nodes), *([-1] if nodes % 2 else [])]
     table = []
@@ -57,7 +57,7 @@ def round_robin(nodes: int) -> tuple[Pairs, ...]:
 
 
 def retest_rounds(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
-    """Return rounds of pairs to test: slow links, and suspects with healthy nodes or suspects."""
+    """Return rounds of node pairs to retest: slow links, and suspects paired with other nodes."""
     seen = _slowness(nodes)
     slow = {pair for pair, slower in seen.items() if slower > SLOW_LINK}
     sick = _nodes_of_slow_links(slow, seen)
@@ -149,7 +149,7 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
 
 
 def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
-    """Return pairs of sick nodes linked far faster to each other than to healthy nodes."""
+    """Return pairs of sick (slow) nodes whose link is far faster than their links elsewhere."""
     out: dict[int, list[float]] = {place: [] for place in sick}
     for pair, slower in seen.items():
         ends = out.keys() & pair
@@ -175,9 +175,9 @@ def _shared_switch(
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return each node pair's slowdown: the largest over all message sizes and directions.
+    """Return each pair's largest slowdown, of all message sizes and directions, over typical pairs.
 
-    The slowest third of the repetitions is ignored, since a busy node delays some. Of the others,
+    The slowest third of the repetitions is ignored, since a busy node delays some. Of the rest,
     both the fastest and the slowest count, since a flapping link is fast at times.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
@@ -213,7 +213,7 @@ def _nodes_of_slow_links(slow: Collection[Pair], seen: Collection[Pair]) -> set[
 
 
 def _slow_direction(nodes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
-    """Yield a finding if one direction of the only link between two nodes is slow."""
+    """Yield a finding if one direction of the link between two nodes is slower than the other."""
     sends = [[probe for probe in node.probes if probe.name == SEND] for node in nodes]
     if not all(sends):
         return

@@ -36,7 +36,7 @@ _RankId = tuple[str, tuple[str, ...], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartChange:
-    """The change of one part of a step: means over runs, in seconds per step."""
+    """Change of one part of a step from the baseline: means over runs, in seconds per step."""
 
     part: Part
     before_s: float
@@ -55,16 +55,16 @@ class PartChange:
 
     @property
     def stands_out(self) -> bool:
-        """True if the part got longer and accounts for enough of the loss to be named."""
+        """True if the part got longer and makes up enough of the lost time to be named a cause."""
         return self.is_longer and self.share >= NAMED_SHARE
 
 
 def changes_of(
     before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
 ) -> dict[Part, PartChange]:
-    """Compute the change of each part that is known on both sides, for one number of GPUs.
+    """Compute the change of each part of a step that is known in both baseline and results.
 
-    Changes are differences of means over runs, as in the verdict, so they add up.
+    Changes are differences of means over runs, so they can be added up.
     `allocation_deviation` is the relative standard deviation of a part between jobs.
     """
     if not before or not after:
@@ -117,10 +117,10 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
 
 
 def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the `before` steps; leave a rank that is now always slowest out of their medians.
+    """Return `before`; if one rank is now always slowest, leave it out of those steps' medians.
 
-    If a different rank is the slowest in each run by chance, a run's median rank is faster than
-    any rank is on average. If one of two ranks is always the slowest, the other is always the
+    If chance decides which of two ranks is slower, the median (faster) rank of each run is faster
+    than either rank is on average. Once one of them is always slower, the other is always the
     median, so computing would seem to take longer even if that rank did not become slower.
     """
     slowest = Counter(step.slowest.rank for step in after if len(step.ranks) > 1)
@@ -133,10 +133,10 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase with 4/5 of the loss, or None, and whether an even slowdown is ruled out.
+    """Return the phase with 4/5 of the lost time, or None, and if an even slowdown is ruled out.
 
     An even slowdown would prolong each phase in proportion to its duration, and all of them
-    together by at least the loss minus noise.
+    together by at least the lost time minus noise.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])

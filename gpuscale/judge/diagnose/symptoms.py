@@ -81,7 +81,7 @@ class _State:
 def symptoms_of(
     before: Sequence[Run], after: Sequence[Run], places: Mapping[str, str]
 ) -> tuple[DeviceSymptom, ...]:
-    """Find the symptoms of each device in the results; `places` maps device UUIDs to hosts.
+    """Find abnormal counters of devices in the results; `places` maps device UUIDs to hosts.
 
     A device is compared with itself in the baseline; if the baseline lacks the device, with all
     devices of the baseline; if the baseline has no samples, with other devices in the results.
@@ -112,7 +112,7 @@ def symptoms_of(
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """Return these devices' clock symptoms if they explain the slowdown lost_s / of_s, else ()."""
+    """Return the clock symptoms of `uuids` if they explain why `of_s` grew by `lost_s`, else ()."""
     if not (clocks := [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]):
         return ()
     drops = dict.fromkeys(uuids, 0.0)
@@ -177,7 +177,7 @@ _FACTS = {
 def port_symptoms(
     nodes_before: Sequence[NodeEvidence], nodes_after: Sequence[NodeEvidence]
 ) -> Iterator[PortSymptom]:
-    """Yield symptoms of ports that are down, missing or slower than before, or have more errors.
+    """Yield symptoms of ports: down, missing, slower or with more errors than in the baseline.
 
     A port is compared with itself in the baseline, or else with baseline ports of the same name.
     """
@@ -237,7 +237,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield a port's faults, compared with like ports on other nodes or, if none, on its own."""
+    """Yield a port's faults, judged by like ports of other nodes or, if none, of its own node."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
@@ -253,7 +253,7 @@ def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator
 def _lower_facts(
     ports: Sequence[Port], usual: Sequence[Port], typical: Callable[[list[Any]], Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each field that is lower in `ports` than is typical of `usual`, with both values."""
+    """Yield each field that is lower in `ports` than typical of `usual`: name and both values."""
     for fact in _FACTS:
         now, then = _known(ports, attrgetter(fact)), _known(usual, attrgetter(fact))
         if now and then and min(now) < typical(then):

@@ -1,4 +1,4 @@
-"""Watch the command of a run until its output yields enough windows, or report why it does not."""
+"""Watch a run's command until its output yields enough timed windows, or report a failure."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ _FIRST_SOFTWARE_S = 1.0
 
 
 def main(folder: str) -> None:
-    """Run the command requested in a run's directory; write the result or the failure there."""
+    """Run the command described by the request in `folder`; write its result or failure there."""
     process_ends.signal_at_parent_death(signal.SIGTERM)
     process_ends.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -61,7 +61,7 @@ def main(folder: str) -> None:
 
 
 def _record_software_until_end(place: Place) -> None:
-    """Record the software that the command uses on this node, until another node has timed it."""
+    """Wait until another node has timed the command; meanwhile, record this node's software."""
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():
@@ -73,7 +73,7 @@ def _record_software_until_end(place: Place) -> None:
 
 
 def _leave_failure(error: CommandError, place: Place) -> None:
-    """Write the failure; if another node may be the cause, wait a few seconds for its report."""
+    """Write the failure; if another node may have caused it, give that node time to report."""
     own_rank = error.failure.rank if place.rank is None else place.rank
     host = None if place.covers_all_nodes else socket.gethostname()
     failure = replace(error.failure, rank=own_rank, host=host)
@@ -136,7 +136,7 @@ class _Watch:
             )
 
     def _look(self) -> tuple[int | None, bool]:
-        """Read output for about 0.2 s; return the exit code, if any, and whether time is up."""
+        """Read output for 0.2 s; return the exit code, if any, and if the command timed out."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -156,7 +156,7 @@ class _Watch:
         return code, is_late
 
     def _enough_windows(self, code: int | None) -> Windows | None:
-        """Return the timed windows, or None if too few; after exit code 0, fewer are enough."""
+        """Return the timed windows, or None if too few; fewer suffice if the exit code is 0."""
         if (windows := self._reader.windows) is None:
             return None
         # After the warm-up: lines that have not told the batch by now never will.
@@ -165,7 +165,7 @@ class _Watch:
         return windows if len(windows.spans) >= needed else None
 
     def _look_at_software(self, now_s: float) -> None:
-        """Record the software after the first step; with `--figure`, at growing intervals too."""
+        """Record the command's software once it reports a step; with `--figure`, repeatedly."""
         is_due = self._reader.has_steps and not self._has_software
         if self._figures is not None and now_s > self._next_software_s:
             # Without steps, nothing shows when all libraries have been loaded.
@@ -175,7 +175,7 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the command's libraries and packages; no empty record replaces an earlier one."""
+        """Record the command's libraries and packages, but never overwrite with an empty record."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:
@@ -183,7 +183,7 @@ class _Watch:
             self._has_software = True
 
     def _validate_started_ranks(self) -> None:
-        """Raise CommandError if the processes show a different number of ranks than requested."""
+        """Raise CommandError if the command has started more or fewer ranks than requested."""
         place, reader, gpus = self._place, self._reader, self._request.gpus
         on_gpu, words = self._request.devices, place.command.words
         counts = place.count_ranks()
@@ -204,7 +204,7 @@ class _Watch:
         raise reader.failed(f"the command started {made} in a run on {asked}; {remedy}")
 
     def _explain_end(self, code: int) -> None:
-        """Raise CommandError if the command ended early, unless another node has the result."""
+        """Raise CommandError to explain an early end, unless another node reports the outcome."""
         # The command may have passed on the exit code of a child, but not a child's signal.
         words = self._reader.last_words(code)
         # A rank may have failed although the command's code is 0, as in `torchrun … | tee log`.

@@ -59,7 +59,7 @@ class Place:
         return self.number if self.rank is None else self.rank // self.gpus_on(0)
 
     def gpus_on(self, node: int) -> int:
-        """Return how many of the run's GPUs are on a node; the last node has the remainder."""
+        """Return how many of the run's GPUs are on a node; the last node may have fewer."""
         block = math.ceil(self.request.gpus / len(self.hosts))
         return min(block, self.request.gpus - node * block)
 
@@ -83,7 +83,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> set[int]:
-        """Return world sizes from processes' environments; write this node's ranks to a file."""
+        """Return world sizes from processes' environments; if launched across nodes, save ranks."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
@@ -101,7 +101,7 @@ class Place:
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command; `output` reads what it prints; `pipes` is a folder for ranks' pipes."""
+    """Start the command, with `output` as its reader; `pipes` is a folder for ranks' pipes."""
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
     variables = {**os.environ, **_device_variables(request.devices[:here])}

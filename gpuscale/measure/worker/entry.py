@@ -39,7 +39,7 @@ class RankFiles:
         self._progress: int | None = None
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Write the run's progress to its progress file; do nothing on ranks other than 0."""
+        """On rank 0, write the run's progress to the progress file; on other ranks, do nothing."""
         if self.rank != 0:
             return
         if self._progress is None:

@@ -1,4 +1,4 @@
-"""Record the GPUs, libraries and settings of this machine for a session, as ranks see them."""
+"""Record this machine's GPUs, libraries and settings, as the ranks of a session will see them."""
 
 import contextlib
 import os

@@ -98,7 +98,7 @@ def _pci_address(gpu: Any) -> str | None:
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """Return the `GpuDevice` fields that only the driver reports, keyed by each `Device.key`."""
+    """Return `GpuDevice` fields that only the driver reports, keyed by UUID (AMD: PCI address)."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(DriverAbsentError, QueryError), open_smi() as smi:
         for number, device in smi.all_devices():
@@ -129,7 +129,7 @@ def _why_no_cuda() -> str:
 
 
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
-    """Raise GpuscaleError if torch has no kernels for a GPU; `built_for` lists architectures."""
+    """Raise GpuscaleError if torch, built for these architectures, has no kernels for a GPU."""
     capability = (gpu.major, gpu.minor)
     if torch.version.hip is not None:
         # Compare names (torch 2.1 or later), since gfx900 and gfx90a both have capability 9.0.
@@ -149,7 +149,7 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """Return True if code for `sm_80`, `compute_80` etc. runs on GPUs of a compute capability."""
+    """Return True if code built for, say, `sm_80` runs on GPUs of this compute capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
         # For example sm_90a, which runs only on 9.0; builds with it also have sm_90.

@@ -137,7 +137,7 @@ class LogReader:
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def progress(self) -> tuple[str, int, int]:
-        """Return the word `window`, the number found and the number wanted; or a notice."""
+        """Return progress as (label, windows done, windows wanted); before any step, a notice."""
         if self._unread.count and not self.has_steps:
             return self._unread.notice, 0, 0
         if (windows := self.windows) is None:
@@ -147,7 +147,7 @@ class LogReader:
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
         """Return the outcome for the launcher; raise CommandError if windows are implausible.
 
-        `started_s` is the start on the monotonic clock; adding `clock_s` to it gives Unix time.
+        `started_s` is the command's start on the monotonic clock; adding `clock_s` gives Unix time.
         """
         series = self._leading()
         assert series is not None
@@ -215,7 +215,7 @@ class LogReader:
 
     @property
     def has_rank_lines(self) -> bool:
-        """True if a line has come through a rank's own pipe, as given to each rank of torchrun."""
+        """True if a line came through the separate pipe of a rank that torchrun started."""
         return any(source != COMMAND_SOURCE for source in self._latest_of)
 
     @property
@@ -231,7 +231,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last output of the process that ended the command; if unknown, of all."""
+        """Return the last output of the process that ended the command, or of all if unknown."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 
@@ -259,7 +259,7 @@ class FigureReader(LogReader):
         self._found = defaultdict[str, dict[str, str | float]](dict)
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Read lines; keep the last lines, and the last value of each metric."""
+        """Read lines; keep the most recent lines, and the latest value of each metric."""
         super().take(lines)
         for line in lines:
             self._found[line.source] |= self._parsers[line.source](plain(line.text))
@@ -270,7 +270,7 @@ class FigureReader(LogReader):
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:
-        """Return the word `figure`, the number of metrics found and the number wanted."""
+        """Return progress as (label, metrics found, metrics wanted)."""
         return "figure", len(self.found), len(self._command.metrics)
 
     def figures(self) -> FigureOutcome:

@@ -1,4 +1,4 @@
-"""Read a command's output; find how its processes ended, and which unknown lines count steps."""
+"""Read a command's output: how processes ended, and which lines of unknown format count steps."""
 
 import os
 import re
@@ -130,7 +130,7 @@ class _Traceback(NamedTuple):
 
 
 def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWords | None:
-    """Return the last words of the process that ended a command; None if no process is suspected.
+    """Return evidence from the process that ended a command; None if no process is suspected.
 
     `lines` has the output of each process. A negative `exit_code` means that a signal ended the
     command; otherwise the exit codes in torchrun's summary are used. A process that only lost
@@ -209,7 +209,7 @@ class _Kind:
 
     @property
     def counter(self) -> str:
-        """Regular expression for the number that rose most often; empty if no number rose.
+        """Regular expression for the number that rose most often from line to line; empty if none.
 
         A number after a word such as `step` takes precedence.
         """
@@ -269,10 +269,10 @@ def _remedy(kind: _Kind) -> str:
 
 
 def _pattern(line: str, at: int) -> str:
-    """Return a short regex that finds the number at index `at` by the words before it, or ''.
+    """Return a short regex that finds the number at `at` by the words before it; '' if impossible.
 
     All other numbers may vary, even the total in `219/500`, which may depend on the number of
-    ranks. The regex begins at the line's epoch or, without one, at the word before the number.
+    ranks. The regex begins at the word `epoch`, if any, or else at the word before the number.
     """
     starts = [found.start() for found in re.finditer(r"\S+", line[:at])][::-1]
     named = [begin for begin in starts if re.fullmatch(r"\D*[^\W\d_]\D*", line[begin:at])]
@@ -291,6 +291,6 @@ def _pattern(line: str, at: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a regex without single quotes for a text in which blanks and numbers may vary."""
+    """Return a regex for a text whose blanks and numbers may vary; a shell can single-quote it."""
     pattern = re.sub(r"(\\ )+", r"\\s*", re.escape(text)).replace("'", ".")
     return re.sub(r"\d+", r"\\d+", pattern)

@@ -22,11 +22,11 @@ class Phase(IntEnum):
 
 
 class PhaseClock:
-    """Times the phases of the steps in a window: of every step, or only of every Nth.
+    """Times the phases of every step, or of every Nth step, in a window.
 
     On CUDA, events are recorded on the current stream and read after the window. The device
-    completes an event when it has done all work enqueued before. If the host is late, as with slow
-    data, the device waits, and the time between two events includes the wait.
+    completes an event when it has done all work enqueued before the event. If the host is late, as
+    with slow data, the device waits, and the time between two events includes the wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class PhaseClock:
         self.begin(1)
 
     def begin(self, marked_every: int) -> None:
-        """Start a window; time the phases of the first of every `marked_every` steps."""
+        """Start a window; time the phases of every `marked_every`-th step, from the first on."""
         self._marked_every = marked_every
         self._steps = self._marked_steps = 0
         self._is_marking = False
@@ -58,7 +58,7 @@ class PhaseClock:
 
     @property
     def events_per_step(self) -> int:
-        """Mean number of marks in a timed step since `begin`, including the mark at its start."""
+        """Mean number of marks in a timed step since `begin`, including one at the step's start."""
         marks = sum(phase is not None for _, phase in self._marks)
         return 1 + round(marks / max(1, self._marked_steps))
 

@@ -53,7 +53,7 @@ class _Place:
         return self.rank % self.request.ranks_per_node
 
     def vector(self, size_bytes: int, *, on_host: bool = False) -> torch.Tensor:
-        """Return a vector in device memory, or in host memory (pinned if the device is a GPU)."""
+        """Return zeros in device memory or, if `on_host`, in host memory (pinned for a GPU)."""
         size = size_bytes // _FLOAT_BYTES
         if on_host:
             return torch.zeros(size, pin_memory=self.device.type == "cuda")
@@ -73,7 +73,7 @@ class _Place:
             torch.cuda.synchronize(self.device)
 
     def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
-        """Return the record of a probe of this device or, if `of_node`, of the whole node."""
+        """Return a record of these rates for this device or, if `of_node`, for the whole node."""
         of: dict[str, Any] = {}
         if not of_node:
             of["device"] = f"CPU rank {self.local_rank}"
@@ -133,7 +133,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return the work of reading data files, bypassing the cache; None if this rank reads none."""
+    """Return a function that reads data files uncached, and their size; None without files."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
@@ -219,7 +219,7 @@ def _answer(to: int, message: torch.Tensor) -> None:
 
 
 def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
-    """Yield probes of an all-reduce over all ranks of `nodes`; other ranks must not call this."""
+    """Yield probes of an all-reduce over all ranks of `nodes`; exactly these ranks must call it."""
     each = place.request.ranks_per_node
     ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
     group: Any = dist.new_group(ranks, use_local_synchronization=True)

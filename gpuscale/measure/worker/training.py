@@ -24,7 +24,7 @@ _FIRST_WITH_TF32 = (8, 0)
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
-    """Select and return the CUDA device at a position in `devices`; the CPU if there are none."""
+    """Make CUDA device `devices[position]` current and return it; the CPU if `devices` is empty."""
     if not devices:
         return torch.device("cpu")
     device = torch.device("cuda", devices[position])
@@ -119,7 +119,7 @@ class Strategy:
         return loss
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Before steps without synchronisation, save the state that `realign` restores, if any."""
+        """Save any state that `realign` will restore after steps without synchronisation."""
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Bring the parameters, buffers and optimiser states of all ranks into agreement."""
@@ -197,7 +197,7 @@ class Training:
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
         """Compute the gradients of a batch through the whole model, and return the weighted loss.
 
-        If the inputs are only a part of a batch, `share` is the weight of their loss in the batch.
+        If the inputs are part of a batch, `share` is the weight of their loss in the batch's loss.
         """
         share /= self._accumulate
         with self.faults.in_forward(), self.autocast:
@@ -234,7 +234,7 @@ class Training:
             torch.cuda.synchronize(device)
 
     def final_loss(self) -> float:
-        """Return the loss of the last step."""
+        """Return the loss of the last step, over all accumulated batches."""
         return self.strategy.final_loss(_sum(self._losses))
 
     def validate_finite(self) -> None:

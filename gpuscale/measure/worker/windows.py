@@ -145,7 +145,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float] | None:
-    """Return the points after the warm-up and its length in steps and seconds; None if not over."""
+    """Return points after the warm-up, its steps and its seconds; None if it is not over yet."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):

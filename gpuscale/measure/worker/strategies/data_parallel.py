@@ -50,7 +50,7 @@ class _Autocasting(torch.nn.Module):
 
 
 class ProcessGroupStrategy(Strategy):
-    """Base class of strategies with one rank per device; even a single rank forms a group."""
+    """Base class of strategies with one rank per device; even one rank has a process group."""
 
     def __init__(self, request: RunRequest) -> None:
         self.rank = int(os.environ["RANK"])
@@ -102,7 +102,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return DDP's `no_sync` context; at the first call, a context that does nothing."""
+        """Return DDP's `no_sync` context; at the first call, a null one, to allow static graphs."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph, torch records the graph in a first, synchronised backward pass.

@@ -105,7 +105,7 @@ class LightningTraining(Training):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """Enter a context in which a step waits for no other rank, not even in Lightning itself.
+        """Enter a context in which a step waits for no other rank, nor for Lightning's broadcasts.
 
         Otherwise Lightning's rank 0 broadcasts at each step whether it has received SIGTERM.
         """

@@ -84,7 +84,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Split costs so that the costliest part is as cheap as possible; return each part's start."""
+    """Cut a sequence so that the largest sum of a part is minimal; return parts' start indices."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
@@ -163,7 +163,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """Enter a context in which even a single rank splits batches into micro-batches."""
+        """Enter a context in which a single rank splits batches too, to measure what that costs."""
         self._divides_alone = True
         yield
         self._divides_alone = False
