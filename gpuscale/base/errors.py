@@ -10,7 +10,7 @@ from gpuscale.base.text import escaped
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `gpuscale` (docs/reading.md); only sweeps and nightly runs return 5 or 6."""
+    """Exit codes of the `gpuscale` command, explained in docs/reading.md."""
 
     OK = 0
     REGRESSED = 1
@@ -38,7 +38,7 @@ class GpuscaleError(Exception):
 
 
 class UsageError(GpuscaleError):
-    """Raised if the user asks for something impossible; the message lists the alternatives."""
+    """Raised if the user asks for something impossible; the message says what to do instead."""
 
 
 READING = ("msgspec", "tabulate", "wcwidth")
@@ -49,14 +49,14 @@ _PIP_NAMES = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
 def require_packages(user: str, packages: Iterable[str]) -> None:
-    """Raise a UsageError with an install command if packages that `user` needs are missing."""
+    """Raise UsageError with a pip command if a package that a feature (`user`) needs is missing."""
     if missing := [_PIP_NAMES.get(name, name) for name in packages if find_spec(name) is None]:
         problem = f"{user} needs {', '.join(missing)}, not installed here"
         raise UsageError(f"{problem}; install with: pip install {' '.join(missing)}")
 
 
 class FileError(GpuscaleError):
-    """Raised for an unusable file; the message gives its path, any line number and the problem."""
+    """Raised for an unusable file; the message gives path, problem and, if known, line number."""
 
     def __init__(
         self, path: object, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
@@ -67,7 +67,7 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Raised for invalid record data; the message gives problem and place (`runs[2].measured`)."""
+    """Raised for invalid record data; the message names the field, such as `runs[2].measured`."""
 
     def __init__(
         self, place: str, problem: str, *, line: int | None = None, rows: Sequence[str] = ()
@@ -78,7 +78,7 @@ class DecodeError(GpuscaleError):
 
 
 class FieldError(DecodeError, ValueError):
-    """Raised for an invalid field of a record; a ValueError, so msgspec adds the record's path."""
+    """Raised for an invalid record field; a ValueError, so that msgspec adds the field's path."""
 
 
 class CaseError(GpuscaleError):
@@ -90,7 +90,7 @@ class InvalidTrainingError(CaseError):
 
 
 class MachineError(GpuscaleError):
-    """Raised for missing or unresponsive GPUs or nodes: faults of the machine, not the options."""
+    """Raised if GPUs or nodes are missing or unresponsive, so that the machine is at fault."""
 
 
 class DriverAbsentError(GpuscaleError):
@@ -102,11 +102,11 @@ class DriverBrokenError(DriverAbsentError):
 
 
 class DeviceAbsentError(GpuscaleError):
-    """Raised if the driver does not offer the requested device; the message gives the reason."""
+    """Raised if the driver cannot measure the requested GPU; the message gives the reason."""
 
 
 class QueryError(GpuscaleError):
-    """Raised if a GPU's driver does not answer a query; the message is the driver's own."""
+    """Raised if a GPU's driver does not answer a query; the message gives the reason."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -118,7 +118,7 @@ class NotSupportedError(QueryError):
 
 
 class DeviceGoneError(QueryError):
-    """Raised if a query finds that the GPU is lost; gpuscale sends that GPU no further queries."""
+    """Raised if a GPU is lost or needs a reset; gpuscale sends that GPU no further queries."""
 
 
 class SchedulerError(GpuscaleError):
@@ -126,6 +126,6 @@ class SchedulerError(GpuscaleError):
 
 
 def as_place(file: str, line: int | None) -> str:
-    """Format a file and line as `test_mine.py:12`, with a relative path if possible."""
+    """Format a file and line as `test_mine.py:12`; paths in the current folder become relative."""
     path, here = Path(file), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -8,7 +8,7 @@ _Value = TypeVar("_Value")
 
 
 def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """Return a list of values for each key, with the keys in the order of first appearance."""
+    """Return the list of values of each key; keys are in the order of their first appearance."""
     groups: dict[_Key, list[_Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)

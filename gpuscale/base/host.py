@@ -1,4 +1,4 @@
-"""Types of devices, and the CPUs, NUMA nodes and environment variables of this host."""
+"""Types of devices (CUDA, ROCm, CPU), and this host's CPUs, NUMA nodes and processes."""
 
 import os
 import re
@@ -21,7 +21,7 @@ JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_
 
 
 class GpuKind(NamedTuple):
-    """A GPU vendor's communication library, GPU listing command, and variable that selects GPUs."""
+    """Names that depend on the GPU vendor, such as the communication library: NCCL or RCCL."""
 
     library: str
     tool: str
@@ -40,7 +40,7 @@ UNRECORDED_GPU = "gpu"
 
 
 def is_gpu(device: str) -> bool:
-    """True if the type of device is a GPU; False for `cpu` and for unknown devices."""
+    """True for the device types `cuda` and `rocm`; False for all others, such as `cpu`."""
     return device in GPU_KINDS
 
 
@@ -50,15 +50,15 @@ def device_word(device: str) -> str:
 
 
 def is_map(binding: str) -> bool:
-    """True if a binding is a valid `map_cpu:` or `mask_cpu:` list of srun's `--cpu-bind`."""
+    """True if `binding` is a valid `map_cpu:` or `mask_cpu:` list, as for srun's `--cpu-bind`."""
     return _MAP.fullmatch(binding) is not None and all(_cpus_of_ranks(binding))
 
 
 def bound_cpus(binding: str, places: Iterable[int]) -> set[int]:
-    """Return the CPUs to which a map binds one rank; empty if the binding is not a map.
+    """Return the CPUs to which a `map_cpu:` or `mask_cpu:` list binds a rank; empty otherwise.
 
-    `places` are the rank's GPU numbers or, without GPUs, its local rank. As in srun, a map with too
-    few entries is repeated. Raise a UsageError if this process may not run on all these CPUs.
+    `places` are the rank's GPU numbers or, without GPUs, its local rank. As in srun, a list that
+    is too short is repeated. Raise a UsageError if this process may not use one of the CPUs.
     """
     if not is_map(binding):
         return set()
@@ -80,18 +80,18 @@ def allowed_cpus(process: int | str, root: Path = Path("/")) -> str:
 
 
 def cpus_in(text: str) -> set[int]:
-    """Parse a list of CPUs in the format of Linux, such as `0-7,64-71`."""
+    """Parse a list of CPUs as Linux writes it, such as `0-7,64-71`."""
     parts = (part.partition("-") for part in text.split(",") if part)
     return {cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)}
 
 
 def cpu_numa_nodes(cpus: Collection[int], root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the numbers of the NUMA nodes that contain these CPUs; empty if unknown."""
+    """Return the numbers of the NUMA nodes that contain any of these CPUs; empty if unknown."""
     return tuple(sorted(n for n, own in _numa_nodes(root).items() if not own.isdisjoint(cpus)))
 
 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
-    """Return the number of the NUMA node of a GPU; None if unknown or if there is only one node."""
+    """Return the number of a GPU's NUMA node; None if unknown or if the host has only one node."""
     # NVML writes the PCI domain with more digits than the kernel does.
     numa_node = text_of(root / "sys/bus/pci/devices" / pci_address[-12:].lower() / "numa_node")
     return int(numa_node) if numa_node.isdecimal() else None
@@ -102,7 +102,7 @@ def cpus_near(
 ) -> set[int]:
     """Choose `count` of the `cpus`: an equal share per GPU, if possible on the GPU's NUMA node.
 
-    `places` lists the NUMA node of each GPU; None if unknown. Lower CPU numbers come first.
+    `places` lists each GPU's NUMA node, None if unknown. CPUs with low numbers are preferred.
     """
     free, nodes, chosen = sorted(cpus), _numa_nodes(root), set[int]()
     for number, place in enumerate(places or (None,), start=1):
@@ -128,7 +128,7 @@ def _cpus_of_ranks(binding: str) -> list[set[int]]:
 
 
 def cpu_model(root: Path = Path("/")) -> str | None:
-    """Return the model name of the CPU, or else of the machine; None if unknown."""
+    """Return the CPU's model name, or the machine's if Linux reports none; None if unknown."""
     for line in text_of(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         # The key is "model name" on x86, and "cpu" on POWER.

@@ -44,7 +44,7 @@ def parent_of(process: int | str, root: Path = Path("/")) -> int:
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
-    """Ask Linux to send a signal to this process when its parent dies; a no-op elsewhere."""
+    """Ask Linux to send this process a signal when its parent dies; a no-op on other systems."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -76,7 +76,7 @@ def living_descendants() -> set[int]:
 
 
 def processes_with(variable: str) -> set[int]:
-    """Return the IDs of other processes that were started with `variable` (`NAME=value`)."""
+    """Return IDs of other processes started with the environment `variable` (`NAME=value`)."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
         # The process may have ended, or belong to another user.
@@ -89,11 +89,11 @@ def processes_with(variable: str) -> set[int]:
 def end_descendants(
     grace_s: float, *, variable: str | None = None, spared: int | None = None
 ) -> None:
-    """End descendants, and processes with `variable` (`NAME=value`), except the process `spared`.
+    """End this process's descendants, and processes with the environment `variable` (`NAME=value`).
 
     SIGTERM goes first to direct children only, so that a launcher can end its own processes in
     order. Once the children have ended or half of `grace_s` has passed, SIGTERM goes to all that
-    remain. SIGKILL follows after `grace_s` seconds.
+    remain. SIGKILL follows after `grace_s` seconds. The process with ID `spared` gets no signal.
     """
 
     def living() -> set[int]:

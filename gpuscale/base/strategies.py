@@ -1,6 +1,6 @@
 """Table of the parallelisation strategies and their requirements.
 
-Records may name strategies of other tools, so code that reads them must use `STRATEGIES.get`.
+Records may name strategies of other tools, so look names up with `STRATEGIES.get`.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """Properties of a strategy that can be read without importing torch."""
+    """Requirements and properties of a strategy, kept apart from its code, which imports torch."""
 
     implementation: str | None
     """Module in measure/worker/strategies, and class; None if cases cannot choose the strategy."""
@@ -54,7 +54,7 @@ def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
 
 
 def is_pipeline(strategy: str) -> bool:
-    """True if a strategy is known and its GPUs process micro-batches concurrently."""
+    """True if the strategy's GPUs process micro-batches concurrently; False if it is unknown."""
     demands = STRATEGIES.get(strategy)
     return demands is not None and demands.micro_batches
 

@@ -58,7 +58,7 @@ def counted(count: int, word: str) -> str:
 
 
 def format_seconds(seconds: float, digits: int = 3) -> str:
-    """Format a duration, by default to three digits: `41.2 ms`, `4.12 s`, `6 min 52 s`."""
+    """Format a duration to `digits` significant digits: `41.2 ms`, `4.12 s`, `6 min 52 s`."""
     if round(seconds) >= 36000:
         hours, rest = divmod(round(seconds / 60), 60)
         return f"{hours} h {rest} min"
@@ -110,7 +110,7 @@ def rough_percent(fraction: float, more: int = 0) -> str:
 
 
 def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
-    """Format values by `form(value, extra digits)` with just enough digits to tell them apart."""
+    """Format values with `form(value, extra_digits)`; add up to 2 digits until the texts differ."""
     for more in range(_MOST_MORE_DIGITS):
         texts = [form(value, more) for value in values]
         if len(set(texts)) == len({round(value, 5) for value in values}):
@@ -128,7 +128,7 @@ def significant(number: float, digits: int = 3) -> str:
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """Replace everything in a text that is not allowed in files; return allowed text unchanged.
+    """Replace or cut out what records must not contain; other text is returned unchanged.
 
     Line breaks become spaces (unless `multiline`), other unprintable characters become visible
     escapes, and the middle of an overlong text is cut out.
@@ -143,13 +143,13 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 
 def visible(text: str, *, multiline: bool = False) -> str:
-    r"""Escape the unprintable characters in the text, as in `\x1b`."""
+    r"""Escape control and other unprintable characters; keep line breaks if `multiline`."""
     unprintable = UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE
     return re.sub(f"[{unprintable}]", lambda found: escaped(found[0]), text)
 
 
 def escaped(text: str) -> str:
-    r"""Replace unprintable characters with escapes such as `\ufeff`."""
+    r"""Escape all characters that Python considers unprintable, including line breaks."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -167,13 +167,13 @@ def parse_count(text: str, at_least: int = 1) -> int:
 
 
 def joined(words: Iterable[str]) -> str:
-    """Join the words into a command line, quoted where necessary; braces are not quoted."""
+    """Join words into a shell command line, quoted where necessary; `{gpus}` is not quoted."""
     quoted = (word if _SAFE_IN_SHELL.fullmatch(word) else shlex.quote(word) for word in words)
     return " ".join(quoted)
 
 
 def without_options(words: Iterable[str], names: Container[str]) -> list[str]:
-    """Return the words of a command without these options, each of which takes a value."""
+    """Return a command's words without the options in `names` and without their values."""
     kept, rest = list[str](), iter(words)
     for word in rest:
         name, is_value_in_word, _ = word.partition("=")

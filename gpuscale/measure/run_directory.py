@@ -31,7 +31,7 @@ _VISIBLE_S = 30.0
 class RecordFile(Generic[R]):
     """A file with one record, or with a list of records: one for each rank, in order of rank.
 
-    Only processes of the same version of gpuscale exchange such files.
+    Only processes of one gpuscale version exchange such files, so they have no format version.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Return a method that takes a rank or host and returns the path of the file named after it."""
+    """Return a `RunDirectory` method that returns the path of the file of a given rank or host."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -63,7 +63,7 @@ def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], R
 
 
 class RunDirectory:
-    """The files of a run; each file has a single writer, and records are written atomically."""
+    """The files of a run. Each file has a single writer, and records are written atomically."""
 
     def __init__(self, *, path: Path) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class RunDirectory:
         return stage, int(done), int(total)
 
     def nodes(self) -> tuple[NodeEvidence, ...]:
-        """Return the evidence of all nodes that have written it, sorted by the nodes' names."""
+        """Return the evidence that nodes have written so far, sorted by the names of the nodes."""
         paths = sorted(self.path.glob("node-*.json"))
         left = [RecordFile(path, NodeEvidence).read_if_left() for path in paths]
         return tuple(filter(None, left))
@@ -155,7 +155,7 @@ class RunDirectory:
                 time.sleep(_LOOK_S)
 
     def failures(self) -> list[RankFailure]:
-        """Return the failure records left by all ranks, earliest first."""
+        """Return the failure records that ranks have written, oldest first."""
         paths = self.path.glob("rank-*.failure.json")
         in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
         return [RecordFile(path, RankFailure).read() for path in in_order]
@@ -170,7 +170,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """Provide a temporary folder (default: in $TMPDIR); first delete those of killed processes."""
+    """Provide a temporary folder in `within` or $TMPDIR; delete leftovers of killed processes."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # A shared file system may keep locks per host, so that folders in use on another host look
     # unlocked. Host names contain no underscore.

@@ -24,7 +24,7 @@ _ETHERNET = "1"
 
 
 class _Fact(NamedTuple):
-    """Rule for reading a field of a port from a file; the field stays unset without a match."""
+    """Rule for reading a field of a `Port` from a file; without a match, the field stays unset."""
 
     field: str
     file: str
@@ -74,13 +74,13 @@ _NEW = dict.fromkeys(PORT_COUNTERS_BY_NAME, "the port appeared during the run")
 
 
 class NetworkMeter:
-    """Measures growth of this node's port counters from the meter's creation to `read`."""
+    """Measures how much this node's port counters grow between the meter's creation and `read`."""
 
     def __init__(self, *, root: Path = Path("/")) -> None:
         self._root, self._before = root, _readings(root)
 
     def read(self) -> tuple[Port, ...]:
-        """Return the ports, with the growth of their counters since the meter was created."""
+        """Return this node's ports, with the growth of their counters since the meter's start."""
         return tuple(_grown(self._before, _readings(self._root)))
 
 
@@ -90,7 +90,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters and the lower link rate of both readings."""
+    """Yield each port with the growth of its counters and the lower of its two link rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -138,7 +138,7 @@ def _port(kind: PortKind, folder: Path, own_facts: Sequence[_Fact]) -> Port:
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
-    """Return True for a physical Ethernet interface, or a virtual one with traffic of its own."""
+    """Return True for a physical Ethernet interface, or a used virtual one not in a bridge."""
     if text_of(folder / "type") != _ETHERNET:
         return False
     # Traffic of a virtual interface in a bridge is counted by the bridge itself.
@@ -204,8 +204,8 @@ _ADDRESS = re.compile(r":.*<\d+>$")
 def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make NCCL write its logs into a folder on the node.
 
-    Return {} if the user has set any of these variables or the folder does not exist. Ranks on CPUs
-    get the variables too, which gloo ignores, so that tests need no GPU.
+    Return {} if the user has set any of these variables or the folder does not exist. CPU ranks get
+    the variables too, so that tests need no GPU; gloo ignores them.
     """
     file = str(folder / "nccl").replace("%", "%%")
     wanted = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{file}.%h.%p"}
@@ -214,10 +214,10 @@ def log_variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
-    """Return the properties of connections in a host's NCCL logs, and why none were found.
+    """Return the properties of the connections in a host's NCCL logs, and any problem.
 
-    The reason is None if there are connections, or no logs. The host's logs are deleted. Logs of
-    other hosts, which may share the folder if they have no disks, are ignored.
+    The problem is None if connections were found or NCCL wrote no log. The host's logs are deleted.
+    Diskless hosts may share the folder, so logs of other hosts are ignored.
     """
     texts = []
     try:
@@ -232,10 +232,10 @@ def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
-    """Return the properties of NCCL's connections in a node's logs, by name; {} if there are none.
+    """Return the properties of NCCL's connections, by name, from a node's logs; {} if none.
 
-    Channels, rings and trees are those of the largest communicator; a process may create several
-    communicators at a time, in separate threads.
+    If processes created several communicators, the channels, rings and trees are those of the
+    largest one. Lines are grouped by thread, since communicators can be created concurrently.
     """
     said: dict[str, set[str]] = defaultdict(set)
     ways = set[str]()
@@ -283,7 +283,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the numbers of ranks, channels, rings or trees in a parsed log line; {} if none."""
+    """Return how many ranks, channels, rings or trees a parsed log line reports; {} if none."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

@@ -1,4 +1,4 @@
-"""Collect the evidence of a node: its settings, the load from other processes, and its network.
+"""Collect evidence about a node: settings, CPU load from other processes, and network.
 
 Nothing in this folder imports torch or touches CUDA, since launch/keeper.py uses it and forks ranks
 that do. Paths below `/proc` and `/sys` are relative to a `root`; tests set it to a tree of files.
@@ -44,7 +44,7 @@ _IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 
 
 class LoadMeter:
-    """Measures the CPU time of all processes outside a family, since the meter was created.
+    """Measures the CPU time used by processes outside a family since the meter's creation.
 
     The family is one process (by default this one) and its descendants, including those that have
     ended. CPUs on which the family may not run are ignored. The load average would not do: it
@@ -64,8 +64,8 @@ class LoadMeter:
     ) -> HostLoad:
         """Return the host's load since the meter was created, with `gpu_processes` copied into it.
 
-        With `may_run_elsewhere`, the load is unknown if the run's processes used almost no CPU
-        time: a daemon has probably started the workers, as with `srun` and `docker run`.
+        With `may_run_elsewhere`, the load is unknown if the family used almost no CPU time: a
+        daemon outside it has probably started the workers, as with `srun` and `docker run`.
         """
         now = self._ticks(self._members())
         elapsed, busy, own = (after - then for after, then in zip(now, self._before, strict=True))
@@ -80,7 +80,7 @@ class LoadMeter:
         return {self._family, *descendants(self._family, self._root)}
 
     def _ticks(self, members: Collection[int]) -> tuple[int, int, int]:
-        """Return clock ticks of the CPUs: in total, while busy, and those used by `members`."""
+        """Return numbers of CPU clock ticks: in total, while busy, and used by the `members`."""
         every = busy = own = 0
         for line in text_of(self._root / "proc/stat").splitlines():
             name, *counts = line.split()
@@ -98,7 +98,7 @@ class NodeWatch:
     """Samples the GPUs of this node and collects evidence about the node, for one run at a time."""
 
     def __init__(self, scratch: Path) -> None:
-        """Fork the process that reads GPUs; `scratch` is a folder on this node for NCCL's logs."""
+        """Fork a process that samples GPUs; `scratch` is a folder on this node for NCCL's logs."""
         self._scratch, self.driver = scratch, DriverProcess()
 
     @contextmanager
@@ -111,7 +111,7 @@ class NodeWatch:
         is_everywhere: bool,
         is_command: bool,
     ) -> Iterator[dict[str, str]]:
-        """Watch a run: provide environment variables for its ranks, and at its end write evidence.
+        """Watch a run: yield environment variables for its ranks and, on exit, write the evidence.
 
         `addresses` maps the UUIDs of the GPUs to sample to their PCI addresses. `is_everywhere` is
         True if ranks on all nodes get the variables provided on one node, and `is_command` if the
@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that formats values in files as `a`, or `a on 3, b on 1` if they differ."""
+    """Return a function that summarises values in files: `a`, or `a on 3, b on 1` if mixed."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
@@ -179,7 +179,7 @@ def _in_files(files: str, pattern: str) -> _Reader:
 
 
 def _matched(path: Path, pattern: str) -> str:
-    """Return the pattern's group, matched at a file's start; raise ValueError if no match."""
+    """Return the first group of a pattern matched at a file's start; ValueError if no match."""
     with path.open("rb") as file:
         text = file.read(_READ_BYTES).decode(errors="replace")
     if (found := re.match(pattern, text, re.DOTALL)) is None:
@@ -202,7 +202,7 @@ def _kernel_options(root: Path) -> str:
 
 
 def _container_image(root: Path) -> str:
-    """Return Apptainer's image, Enroot's container name, `docker`, `podman` or `none`."""
+    """Return the Apptainer image, the Enroot container's name, `docker`, `podman` or `none`."""
     if image := next(filter(None, map(os.environ.get, _IMAGE_VARIABLES)), None):
         return image
     # Enroot containers have this file; only the mounted folder's path contains their name.

@@ -1,8 +1,8 @@
-"""Software of processes: loaded libraries, environment variables and Python packages.
+"""Detect the software of processes: loaded libraries and Python packages.
 
-A user's command may run in another environment or container. gpuscale does not start its Python
-interpreter: loaded libraries reveal the folders from which it imports, and gpuscale reads these
-folders through `/proc/PID/root`.
+A user's command may run in another environment or container. gpuscale does not start the Python
+interpreter there: the libraries that the command has loaded reveal its package folders, which
+gpuscale reads through `/proc/PID/root`.
 """
 
 import ctypes
@@ -58,12 +58,12 @@ VARIABLE_PREFIXES = (
 
 
 def own_software() -> ProcessSoftware:
-    """Return this process's libraries, with the version that NCCL or RCCL reports, and its CPUs."""
+    """Return the CPUs and loaded libraries of this process, with the version of NCCL or RCCL."""
     return software_of([os.getpid()], with_packages=False)
 
 
 def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return the known libraries among mapped files; NCCL gets a version only if `are_own`."""
+    """Return known libraries among mapped files, with NCCL's version if this process maps them."""
     found = []
     for path in (file.removesuffix(" (deleted)") for file in files):
         for name, pattern in _FILE_NAMES.items():
@@ -74,7 +74,7 @@ def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Lib
 
 
 def _nccl_version(path: str) -> str | None:
-    """Return the version that this process's NCCL or RCCL reports; None if unknown."""
+    """Ask the NCCL or RCCL that this process has loaded for its version; None if unknown."""
     number = ctypes.c_int()
     # A build may lack the function.
     with suppress(OSError, AttributeError):
@@ -108,7 +108,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
 
 
 def _origin(file: Path) -> str:
-    """Describe where a package came from, without credentials; empty if from a package index.
+    """Describe where a package was installed from, without credentials; empty for a package index.
 
     Only the last part of a local path is kept: the rest may differ between identical set-ups.
     """
@@ -193,7 +193,7 @@ def _software(process: int, files: Sequence[str], root: Path) -> Environment:
 
 
 def python_packages(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the `Environment` fields that describe the packages in folders; import nothing."""
+    """Return the `Environment` fields about packages in these folders, without importing any."""
     packages = installed_packages(folders)
     torch, vision = _in_version_file(folders, "torch"), _in_version_file(folders, "torchvision")
     return {

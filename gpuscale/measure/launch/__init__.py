@@ -42,7 +42,7 @@ _JOBS: Mapping[str, str] = {
 
 @contextmanager
 def terminations_raised() -> Iterator[None]:
-    """Raise RunTerminated in the main thread on SIGTERM or SIGHUP while the context lasts."""
+    """While the context lasts, raise RunTerminated in the main thread on SIGTERM or SIGHUP."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise RunTerminated(number)
@@ -56,7 +56,7 @@ def terminations_raised() -> Iterator[None]:
 
 
 def ignore_terminations() -> None:
-    """Ignore SIGTERM and SIGHUP from now on; for a session whose last run has been measured."""
+    """Ignore SIGTERM and SIGHUP from now on, so that a session can report after its last run."""
     for number in TERMINATIONS:
         # Python would reset a handler of its own while it shuts down.
         signal.signal(number, signal.SIG_IGN)

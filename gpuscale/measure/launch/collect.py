@@ -90,7 +90,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return the run of a command; it has no windows if the command reports metrics instead."""
+    """Return the run of a command; it has no timed windows if the command itself prints metrics."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:
@@ -115,7 +115,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the metrics that one process printed, preferably a successful one; None if absent."""
+    """Return the metrics that one process of a command printed; None if no process printed any."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
@@ -147,7 +147,7 @@ def command_software(request: RunRequest, directory: RunDirectory) -> Environmen
 
 
 def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
-    """Return a command's ranks with their hosts; empty if they are local or a host is unknown."""
+    """Return a command's ranks with their hosts; empty if ranks are local or a host is unknown."""
     hosts = directory.host_of_ranks()
     if request.launch != "per-rank":
         started = ((text_of(directory.started(number)), host) for number, host in hosts.items())
@@ -178,7 +178,7 @@ def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
 def job_environment(
     hosts: Sequence[str], directory: RunDirectory, device: str, *, timed_out: bool
 ) -> Environment:
-    """Return the environment of a job; raise MachineError if a host left no description."""
+    """Return the environment of a job; raise MachineError if a host reported no environment."""
     left = ((host, directory.environment(host).read_if_left()) for host in hosts)
     found = {host: environment for host, environment in left if environment is not None}
     if not (missing := [host for host in hosts if host not in found]):
@@ -198,7 +198,7 @@ def job_environment(
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
-    """Return the environment of a job's first node, with all of the job's nodes listed in it.
+    """Merge the nodes' environments: return that of the first node, with all nodes listed in it.
 
     Raise MachineError if a node lacks GPUs, UsageError if GPUs or software differ between nodes.
     """
@@ -227,7 +227,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], ranks_per_node: int, *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """Return the probe results in the order of `hosts`; raise GpuscaleError if any are missing."""
+    """Return the probe results in the order of `hosts`; raise GpuscaleError if one is missing."""
     ranks = [range(n * ranks_per_node, (n + 1) * ranks_per_node) for n in range(len(hosts))]
     left = [[directory.probe(rank).read_if_left() for rank in of_host] for of_host in ranks]
     if missing := [host for host, parts in zip(hosts, left, strict=True) if None in parts]:

@@ -126,10 +126,10 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 
 
 def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:
-    """Return the started ranks whose exit codes are unknown, because their keepers ended first.
+    """Return the started ranks without an exit code, from hosts without any exit code if possible.
 
-    Ranks are left out if another rank of their host has a known exit code, unless none would
-    remain: the scheduler may have ended that host's keeper because of a failure on another host.
+    A host that reported exit codes still worked when its ranks ended. The scheduler has probably
+    ended its remaining ranks because another host failed.
     """
     hosts = directory.host_of_ranks()
     unreported = [rank for rank in hosts if rank not in exited]
@@ -154,7 +154,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the first process's rank (None if it has none) and a phrase such as `ranks 1, 2`."""
+    """Return a rank and a phrase for `processes`: (1, 'ranks 1, 2'), or (None, 'the command')."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

@@ -40,9 +40,9 @@ _STACKS_S = 10.0
 class Keeper:
     """Forks and watches the ranks of a node, or one rank if every rank has a keeper of its own.
 
-    When the launcher ends, `folder` disappears. The keeper then ends too, even if the scheduler's
-    daemon on this node has not ended it. `scratch` is a folder on this node that disappears with
-    this process.
+    The launcher deletes `folder` when it ends. The keeper then ends too, even if the scheduler's
+    daemon on this node has not ended it. `scratch` is a folder on this node that is deleted when
+    the keeper ends.
     """
 
     def __init__(self, launcher: str, folder: Path, scratch: Path) -> None:
@@ -77,7 +77,7 @@ class Keeper:
         adopt_orphans()
 
     def serve(self, *, preloads: bool) -> None:
-        """Carry out orders until the launcher ends; with `preloads`, first import torch."""
+        """Carry out the launcher's orders until it ends; with `preloads`, first import torch."""
         host = socket.gethostname()
         try:
             self._orders = connect(self._folder, self._number) or self._orders
@@ -227,14 +227,14 @@ class Keeper:
     def _is_abandoned(self) -> bool:
         """Return True if the launcher, or the daemon that started this process, has ended.
 
-        The keeper polls for this, since the kernel signals a parent's death as soon as the forking
-        thread ends, and a scheduler's daemon forks from threads.
+        The keeper polls instead of asking Linux for a signal when its parent dies: that signal
+        comes when the parent's forking thread ends, and schedulers' daemons fork from threads.
         """
         is_orphan = os.getppid() != self._parent or not self._folder.is_dir()
         return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """Signal ranks to end (default: SIGTERM for commands, else SIGKILL), then stop serving."""
+        """Send ranks a signal (default: SIGTERM for commands, else SIGKILL), then stop serving."""
         self._is_ending = True
         self._end_ranks(number)
 

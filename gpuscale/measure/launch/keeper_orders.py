@@ -1,8 +1,8 @@
 """The launcher's side of the pipes to the keepers: send orders and read answers.
 
 A keeper (keeper.py) is a process on each node that forks the ranks of successive runs. An order is
-a line of JSON on the input of all keepers: standard input, or a connection (mpirun.py). An
-answer is a line of JSON on the standard output of one keeper. Keepers end when their input ends.
+a line of JSON that all keepers read from standard input, or from a socket (mpirun.py). An answer
+is a line of JSON that one keeper writes to standard output. Keepers end when their input ends.
 """
 
 import os
@@ -62,7 +62,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Message from a node's keeper: it is ready for orders, or one of its ranks has ended."""
+    """A keeper's message to the launcher: the keeper is ready for orders, or a rank has ended."""
 
     keeper: int
     kind: Literal["ready", "ended"]
@@ -93,7 +93,7 @@ class Keepers:
     def __init__(
         self, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> None:
-        """Start a keeper per rank of a placement, logging to `folder`; wait until all are ready."""
+        """Start a keeper for each process of `placement`, and wait until all are ready."""
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
         """Socket to which keepers connect, if any, and the streams that carry their orders."""
@@ -129,7 +129,7 @@ class Keepers:
         self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
-        """Assign a run's ranks to the ready keepers; if `is_fresh`, keeper n gets only rank n."""
+        """Assign ranks to the ready keepers: rank n to keeper n if `is_fresh`, else by node."""
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = Counter[str]()
         for number, answer in sorted(self.ready.items()):
@@ -180,7 +180,7 @@ class Keepers:
         """Start ranks, wait until all have ended or one has failed, and end the remaining ranks.
 
         If `job` is `describe`, a failure does not end other ranks. At the timeout all ranks are
-        ended; if `job` is `rank`, they dump stacks first. `details` are other fields of the order.
+        ended; if `job` is `rank`, they dump stacks first. `details` are further fields of `Order`.
         """
         ranks, outcome = {rank for pairs in assignment.values() for rank, _ in pairs}, Outcome()
         number = self.send(job=job, folder=str(directory.path), assignment=assignment, **details)

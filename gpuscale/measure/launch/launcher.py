@@ -1,4 +1,4 @@
-"""The launcher, which starts ranks through keepers: a process on each node that forks ranks."""
+"""The launcher, which starts ranks through keepers (processes that fork ranks on each node)."""
 
 import contextlib
 import math
@@ -29,11 +29,11 @@ _DESCRIBE_S = 180.0
 class Launcher:
     """Starts the ranks of each run on as few nodes as possible, one run at a time.
 
-    Across nodes, the folder of a run lies next to the results, because all nodes must see it, and
-    the ranks of a user's command are always new tasks, because they may need the environment that
-    Slurm or MPI sets. A command that starts its own ranks inherits this session's environment.
+    Under Slurm or MPI, the files of a run lie in the results folder, which all nodes must see, and
+    each rank of a user's command is a new task, since the command may need the variables that a
+    task gets. A command that starts its own ranks inherits this session's environment.
 
-    With `fresh_tasks`, each rank of each run across nodes is a new task instead of a fork. With
+    With `fresh_tasks`, Slurm or MPI starts new tasks for the ranks of every run. With
     `preloads`, torch is imported before ranks are forked. `folder` is the results folder.
     """
 
@@ -111,7 +111,7 @@ class Launcher:
             return probes_left(directory, hosts, each, timed_out=outcome.timed_out)
 
     def close(self) -> None:
-        """End the processes that fork ranks (keepers), and delete the files of the last run."""
+        """End the keepers (processes that fork ranks), and delete the files of the last run."""
         self._kept.close()
         self._session.close()
 
@@ -122,14 +122,14 @@ class Launcher:
         return scratch_folder(f".{name}", within=self._folder)
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if ranks must be new tasks, as for commands and the site's CPU binding."""
+        """Return True if Slurm or MPI must start new tasks for the ranks of this request."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 
     def _list_gpus(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
-        """Write a file with the GPUs that the run uses on each host; the keepers sample them."""
+        """Write a file that tells the keepers which GPUs of each host to sample during the run."""
         here = Node(host=socket.gethostname(), gpus=self.environment.gpus)
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes or (here,), strict=True))
         per_host = placement.ranks_per_host * math.ceil(request.gpus / request.processes)
@@ -150,7 +150,7 @@ class Launcher:
         timeout_s: float,
         request: RunRequest | None = None,
     ) -> Outcome:
-        """Run a job on all ranks; on success, wait until this node sees the result files."""
+        """Run a job on all ranks; if it succeeds, wait until this node sees the result files."""
         is_fresh = self._is_fresh(request)
         if is_fresh:
             keepers = Keepers(self._starter, placement, directory.path, preloads=False)
@@ -190,9 +190,9 @@ class Launcher:
         return outcome
 
     def _keepers_on(self, hosts: Sequence[str]) -> Keepers:
-        """Return the processes that fork ranks (keepers), after ensuring that each host has one.
+        """Return the session's keepers, the processes that fork ranks; start them if necessary.
 
-        At first, keepers start on all hosts; once a keeper is lost, only on the hosts needed.
+        Keepers start on all hosts of the job; after the loss of one, only on the `hosts` needed.
         """
         known, needed = self._keepers, {*hosts}
         if known is None:

@@ -54,7 +54,7 @@ class OpenMpi(ProcessStarter):
         return found
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
-        """Return the `mpirun` command line that starts the ranks, host by host.
+        """Return the `mpirun` command line that starts `program` for each rank, host by host.
 
         Ranks may use all cores unless the site's binding is kept; schedulers/slurm.py explains why.
         """
@@ -79,7 +79,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables that an outer launcher set, or that affect rank placement."""
+        """Return True unless an outer MPI launcher set the variable or it affects placement."""
         # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
         if variable == "LSB_AFFINITY_HOSTFILE":
             return False
@@ -97,12 +97,12 @@ class _ServerFile(msgspec.Struct, frozen=True):
 class OrderSocket:
     """Server socket that sends orders to keepers, the processes that fork ranks.
 
-    It replaces standard input, since `mpirun --stdin all` reaches no process on mpirun's own host
-    (seen with Open MPI 4.1.4 and 5.0.11), and under LSF and PBS that is the job's first host.
+    Orders do not go through standard input, since `mpirun --stdin all` reaches no process on the
+    host where mpirun runs (seen with Open MPI 4.1.4 and 5.0.11), which is often the job's first.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
-        """Listen for keepers on `hosts`; write the address and key to the private `folder`."""
+        """Wait for connections from keepers on `hosts`; write addresses and a key to `folder`."""
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
         # mpirun itself reports a host that cannot be reached.
@@ -115,7 +115,7 @@ class OrderSocket:
         return self._server.fileno()
 
     def accept(self) -> BinaryIO | None:
-        """Accept a connection; return its stream for orders, or None if no keeper made it."""
+        """Accept a connection; return a stream for orders, or None if the peer is not a keeper."""
         connection, _ = self._server.accept()
         with suppress(OSError), connection:
             connection.settimeout(_GREETING_S)
@@ -132,7 +132,7 @@ class OrderSocket:
 
 
 def connect(folder: Path, number: int) -> int | None:
-    """Return the descriptor from which a keeper reads its orders; None if it is standard input.
+    """Connect keeper `number` to the launcher; return the descriptor, None for standard input.
 
     Raise OSError with the reason if this node cannot reach the launcher or the folder.
     """

@@ -27,7 +27,7 @@ _ANY_PORT = 9
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The assignment of ranks to hosts, in blocks: the first host has the first ranks."""
+    """The assignment of ranks to hosts in contiguous blocks: the first ranks on the first host."""
 
     hosts: tuple[str, ...]
     """Host names as used by the scheduler, in the scheduler's order."""
@@ -42,7 +42,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """True if the ranks need more cores than the nodes have, so that ranks share cores."""
 
     def ranks_on(self, position: int) -> int:
-        """Return the number of ranks on the host at a position in `hosts`."""
+        """Return the number of ranks on the host at this index of `hosts`."""
         return max(0, min(self.ranks_per_host, self.ranks - self.ranks_per_host * position))
 
     def host_of(self, rank: int) -> str:
@@ -64,13 +64,13 @@ class ProcessStarter(Protocol):
     """True if the standard input of the program reaches all processes that it starts."""
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's hosts in rank order; raise UsageError if there is no job or program."""
+        """Return the job's hosts in rank order; raise UsageError if job or program is missing."""
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the command line that starts `program` once for each rank of the placement."""
 
     def reaches(self, variable: str) -> bool:
-        """Return True if the processes that are started should get this environment variable."""
+        """Return True if the started processes should get this environment variable."""
         return True
 
 
@@ -103,7 +103,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Place a run's processes on hosts; set the cores per process unless they share all cores."""
+    """Place a run's processes on hosts; set the cores per process, unless cores are shared."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process
@@ -147,7 +147,7 @@ def rank_variables(ranks: int, host: str | None = None) -> dict[str, str]:
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """Return a setting of `GLOO_SOCKET_IFNAME` if gloo needs one to reach other hosts; else {}.
+    """Return a value for `GLOO_SOCKET_IFNAME` if gloo needs it to reach other hosts; else {}.
 
     By default gloo listens on the address to which the host's own name resolves. On many machines
     this is 127.0.1.1 (Debian writes it into /etc/hosts), which other hosts cannot reach.
@@ -165,7 +165,7 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
 
 
 def address_towards(host: str) -> str:
-    """Return this host's address on the route to a host; without a route, this host's name."""
+    """Return this host's address on the route to `host`, or this host's name if no route exists."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         # Connecting a UDP socket sends nothing, but makes the kernel select the route.
         probe.connect((host, _ANY_PORT))

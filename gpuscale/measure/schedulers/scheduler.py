@@ -29,7 +29,7 @@ TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The resources that a job requests from the scheduler, the same on every node."""
+    """A job's request to the scheduler: nodes, GPUs, cores, time limit, partition and account."""
 
     job_name: str
     nodes: int
@@ -118,14 +118,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Parse a job's state from the output of each state command so far ('' if no answer)."""
+        """Parse a job's state from the output of the `state_commands` run so far ('' if none)."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for placeholders that only this scheduler has; `gpus` is the GPU option."""
+        """Return values for placeholders in `options` that are specific to this scheduler."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
-        """Yield the options of a job, in order, without options added by the site's profile."""
+        """Yield the scheduler options of a job, except those that the site's profile adds."""
         asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
         gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
         known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
@@ -166,7 +166,7 @@ class Scheduler(ABC):
         return UNKNOWN
 
     def states_of(self, job: str) -> Iterator[JobState]:
-        """Yield a job's state at growing intervals until it has ended or stays unknown."""
+        """Yield a job's state at growing intervals until the job has ended or stays unknown."""
         # The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) return 1 for killed
         # jobs, and Grid Engine's deletes the job on Ctrl-C.
         unknown, before, pause_s = 0, UNKNOWN, _SHORTEST_PAUSE_S
@@ -186,7 +186,7 @@ class Scheduler(ABC):
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> str:
-        """Submit a job with `GPUSCALE_…` variables; return its number or raise SchedulerError."""
+        """Submit a job, and pass `GPUSCALE_…` variables to it; return the number of the job."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command, *options]
@@ -211,7 +211,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """Return the job number in the submit command's output; raise SchedulerError if none."""
+        """Return the job number in the submit command's output; raise SchedulerError if missing."""
         if (found := self.job_number.search(output)) is None:
             raise SchedulerError(
                 f"{self.submit_command[0]} gave no job number within {_ANSWER_S:.0f} s, but "

@@ -77,7 +77,7 @@ def _record_of_job(accounted: str) -> str:
     """Return the job's own record from qacct's output; '' if only its tasks have ended.
 
     Tasks that a job starts with `qrsh -inherit`, as Open MPI does, have separate records, each
-    written when the task ends. The job itself ends last and runs longest.
+    written when the task ends. The job's own record is the last and has the longest duration.
     """
     records = re.split(r"^=+\n", accounted, flags=re.MULTILINE)
     found = (re.search(r"^ru_wallclock\s+([\d.]+)", text, re.MULTILINE) for text in records)

@@ -1,6 +1,6 @@
 """Support for the scheduler Slurm: jobs, job steps, and the nodes of clusters.
 
-ClusterShell folds and expands node names. Few commands need it, so functions import it if called.
+ClusterShell folds and expands node names; only the functions that need it import it.
 """
 
 import os
@@ -130,7 +130,7 @@ class Slurm(Scheduler, ProcessStarter):
         return host_names(environment.get(self.nodes_variable, ""))
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's nodes; raise UsageError if unknown, or if steps cannot see all GPUs."""
+        """Return the job's nodes; raise UsageError if unknown, or if job steps lack some GPUs."""
         if not (hosts := self.nodes(os.environ)) or shutil.which("srun") is None:
             raise UsageError(
                 "--launcher slurm: no nodes of a Slurm job here; start it inside sbatch or salloc, "
@@ -176,7 +176,7 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return True if srun passes the environment variable on instead of reading it itself."""
+        """Return False for variables that srun would take as its own options, else True."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
 
 
@@ -212,7 +212,7 @@ class QueuedJob(NamedTuple):
 
 
 def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
-    """Return the nodes of one or (with None) all partitions; None if Slurm does not answer."""
+    """Return the nodes of a partition (None: of all partitions); None if Slurm does not answer."""
     only = [] if partition is None else [f"--partition={partition}"]
     # The reason comes last, since it may contain any character.
     answer = answer_of(["sinfo", "--noheader", "--Node", *only, "--format=%N|%R|%T|%G|%c|%E"])
@@ -231,7 +231,7 @@ def cluster_nodes(partition: str | None) -> list[ClusterNode] | None:
 
 
 def queued_jobs() -> Mapping[str, QueuedJob] | None:
-    """Return this user's jobs by name; None if Slurm's controller does not answer."""
+    """Return this user's jobs, keyed by job name; None if Slurm's controller does not answer."""
     if (answer := answer_of(["squeue", "--noheader", "--me", "--format=%i|%T|%j"])) is None:
         return None
     jobs = (line.strip().split("|", 2) for line in answer.splitlines())
@@ -239,7 +239,7 @@ def queued_jobs() -> Mapping[str, QueuedJob] | None:
 
 
 def leaf_switches() -> Mapping[str, str]:
-    """Return the leaf switch of each node; empty without Slurm or if Slurm has no topology."""
+    """Return the leaf switch of each node; empty if Slurm is absent or knows no topology."""
     answer = answer_of(["scontrol", "show", "topology"]) or ""
     leaves = re.findall(r"^SwitchName=(\S+) Level=0 .*\bNodes=(\S+)", answer, re.MULTILINE)
     return {node: switch for switch, nodes in leaves for node in host_names(nodes)}

@@ -46,7 +46,7 @@ _REASONS = {
 
 @cache
 def _binding() -> Any:
-    """Import AMD SMI's Python binding, preferably ROCm's; raise DriverAbsentError on failure."""
+    """Import AMD SMI's Python binding, ROCm's if possible; raise DriverAbsentError on failure."""
     root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
     sys.path.insert(0, str(root / "share" / "amd_smi"))
     try:
@@ -134,7 +134,7 @@ def find_device(uuid: str, address: str | None) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield AMD SMI's index of each GPU with its device; never yield a DeviceAbsentError."""
+    """Yield AMD SMI's index and the `Device` of each GPU or partition of a GPU."""
     return enumerate(starmap(AmdDevice, _gpus()))
 
 
@@ -179,7 +179,7 @@ class AmdDevice(Device):
         return _answer(query, self._handle)
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        """Return the reasons for reduced clocks now or, from MI300 on, since the last call."""
+        """Return reasons for reduced clocks: current or, from MI300 on, since the last call."""
         # The binding's own function omits some of the driver's status bits.
         wrapper = _named("amdsmi_interface.amdsmi_wrapper")
         table = wrapper.amdsmi_gpu_metrics_t()
@@ -206,7 +206,7 @@ class AmdDevice(Device):
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return how many reads so far found new XGMI errors; each read resets AMD SMI's status."""
+        """Return how many calls so far found new XGMI errors; AMD SMI reports no exact count."""
         # The status is 0 without errors, 1 for one error and 2 for several.
         self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._handle) != 0
         return self._errors

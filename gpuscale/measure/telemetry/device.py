@@ -22,7 +22,7 @@ _SELDOM = [moment for moment in MOMENTS if moment not in _AT_EVERY_TICK]
 
 
 class Device:
-    """A GPU or a partition of one; name and UUID are None if the driver does not report them."""
+    """A GPU or a GPU partition; name and UUID are None if the driver does not report them."""
 
     is_amd = False
     """True if the device is queried by AMD SMI, False if by NVML."""
@@ -42,7 +42,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Sequence[Callable[[], Any]]]) -> None:
-        """Prepare to read counters by queries or by functions in `own`, keyed by `Field.moment`."""
+        """Prepare to read counters; `own` maps keys of counters without queries to functions."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._questions = {moment: [*functions] for moment, functions in own.items()}
@@ -63,7 +63,7 @@ class Device:
         return facts
 
     def read(self) -> Reading:
-        """Return the fast-changing counters, with the reason for each that cannot be read."""
+        """Read the fast-changing counters; for each that cannot be read, record the reason."""
         return self._extended(Reading(), _AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:
@@ -94,7 +94,7 @@ class Device:
 
 
 def _first_offered(functions: list[Callable[[], Any]]) -> Any:
-    """Return the result of the first supported function; remove those before it from the list."""
+    """Call functions until one is supported, and return its result; remove unsupported ones."""
     while len(functions) > 1:
         try:
             return functions[0]()
@@ -104,7 +104,7 @@ def _first_offered(functions: list[Callable[[], Any]]) -> Any:
 
 
 class Smi(Protocol):
-    """Interface of the modules `nvml` and `amd`, which document its functions."""
+    """Interface to a GPU driver, implemented by the modules `nvml` and `amd`."""
 
     NAME: str
 

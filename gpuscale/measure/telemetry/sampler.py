@@ -54,7 +54,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_of(record: Header | Tick) -> str:
-    """Return a header or tick as a line of a samples file."""
+    """Encode a header or tick as one line of a samples file."""
     return msgspec.json.encode(record).decode() + "\n"
 
 
@@ -77,7 +77,7 @@ def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
 
 
 class SamplingOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that makes the sampler sample GPUs until the next message arrives."""
+    """A message to the sampler process: sample these GPUs until the next message arrives."""
 
     addresses: dict[str, str | None]
     """PCI address of each device by UUID; None if unknown."""
@@ -110,7 +110,7 @@ class DriverProcess:
         theirs.close()
 
     def start(self, addresses: Mapping[str, str | None], output: Path) -> int | None:
-        """Start sampling GPUs into a file; return how many processes use them (None if unknown)."""
+        """Start sampling GPUs into a file; return the number of processes on the GPUs, if known."""
         order = SamplingOrder(addresses={**addresses}, output=str(output))
         answer = self._answer(msgspec.json.encode(order))
         return int(answer) if answer.isdigit() else None
@@ -154,7 +154,7 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     smi: Smi, addresses: Mapping[str, str | None]
 ) -> tuple[Header, dict[str, Device], int | None]:
-    """Return the header, the devices by UUID, and how many processes use them (None if unknown)."""
+    """Return the header, devices keyed by UUID, and the number of processes on them, if known."""
     devices, described, others = dict[str, Device](), dict[str, SampledDevice](), None
     for uuid, address in addresses.items():
         try:
@@ -173,7 +173,7 @@ def _opened(
 def _sample(
     devices: Mapping[str, Device], output: TextIO, interval_s: float, pipe: socket.socket
 ) -> None:
-    """Write one line per tick until a message arrives or the other end of the pipe is closed."""
+    """Write a line of readings per tick until a message arrives or the pipe's other end closes."""
     started = inspection_due = time.monotonic()
     tick, is_last = 0, False
     while True:

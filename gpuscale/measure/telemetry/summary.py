@@ -36,10 +36,10 @@ class TelemetryReport:
 
 
 def with_telemetry(run: Run, directory: RunDirectory) -> Run:
-    """Return the run, completed with GPU summaries over its timed windows and with its metrics.
+    """Return the run with GPU summaries over its timed windows, and with its metrics computed.
 
-    Windows are timed by the clock of rank 0's node, and samples by the clock of their own node:
-    clocks in a cluster agree within a few milliseconds, and a window lasts hundreds.
+    Windows are timed by the clock of rank 0's node, and samples by the clock of their own node.
+    Clocks in a cluster differ by a few milliseconds, little compared with a window's duration.
     """
     gpus, summaries = directory.gpus.read(), list[GpuSummary]()
     absent = [] if gpus else ["no GPU: measured on CPU"]
@@ -57,8 +57,8 @@ def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
     """Summarise a samples file, which may be truncated, over timed windows, device by device.
 
     For a device that cannot be sampled, the summary gives the reason and has no samples. If
-    no device has samples, the report contains only a reason. Windows are given by their start and
-    end in Unix time, inclusive and in order.
+    no device has samples, the report contains only a reason. Each window is a start and an end in
+    Unix time, both inclusive; windows are in chronological order.
     """
     header, ticks = read_samples(samples)
     if header is None:
@@ -87,14 +87,14 @@ class _Seen:
 
     @property
     def in_windows(self) -> list[Reading]:
-        """The readings within the windows, including those at either end of a window."""
+        """The readings within the windows, including those exactly at either end of a window."""
         return [reading for window in self.windows for reading in self._within(*window)]
 
     def _within(self, begin_s: float, end_s: float) -> list[Reading]:
         return self.readings[bisect_left(self.times, begin_s) : bisect_right(self.times, end_s)]
 
     def counting(self, counter: Field) -> list[Reading]:
-        """Return the readings to summarise for a counter (see `Field.when`)."""
+        """Return the readings over which a counter is summarised, as `Field.when` specifies."""
         if counter.when == "run":
             return self.readings
         is_load = counter.when == "load"
@@ -113,7 +113,7 @@ class _Seen:
         """Return the increase of a counter in each window, interpolated at both ends of the window.
 
         Interpolation is needed because a window contains few readings, which are 0.1 s apart. An
-        increase is None if the counter restarted, or if an end has no reading before or after it.
+        increase is None if the counter restarted, or if its readings do not span the whole window.
         """
         points = [
             (time_s, reading.answers[counter.moment])
