@@ -1,7 +1,7 @@
-"""Means of log step times, the variances of these means, and differences between them.
+"""Means of log step times with their variances, and differences between such means.
 
 Each run contributes one number, since runs are independent samples but the steps of a run are not.
-A difference of logarithms is a relative change.
+A difference of logarithms is, if small, a relative change.
 """
 
 import math
@@ -67,7 +67,7 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """Return the half width of the interval for a one-sided `probability` of at least 0.5.
+        """Return the distance from `value` to its one-sided bound with this confidence (≥ 0.5).
 
         Each standard error is multiplied by its own quantile of Student's t, and the squares of the
         products are added (Howe 1974). Welch-Satterthwaite would give too many degrees of freedom
@@ -130,7 +130,7 @@ class Difference:
 
 
 def exponential(exponent: float) -> float:
-    """Return e to the exponent, limited so that very wide intervals stay positive and finite."""
+    """Return e to the power `exponent`, limited so that the result stays positive and finite."""
     return math.exp(max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
 
 
@@ -165,13 +165,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a difference with the sum of `terms` as its variance, None if any term is None."""
+    """Return a `Difference` whose variance is the sum of `terms`; unknown if any term is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a difference with one variance term per level; its variance is None if any term is."""
+    """Return a `Difference` with an error term per level (runs, nights); unknown if any is None."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log half width at the p-value where the log t quantile of `first` is as given."""
+    """Return the log half width at the p-value for which `first` has this log t quantile."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

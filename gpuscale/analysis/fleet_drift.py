@@ -32,10 +32,10 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the cluster-wide level at each visit, a trimmed mean of nearby visits to other nodes.
+    """Return the cluster-wide level at each visit: a trimmed mean of nearby visits to other nodes.
 
-    A visit is one job on one node; `values` has one value per visit. Control nodes' own offsets
-    are removed, so their visits weigh more. Jobs that recheck a suspect node have no effect.
+    A visit is one job on one node; `values` has one value per visit. Visits to control nodes weigh
+    more, after removal of these nodes' own offsets. Jobs that recheck a suspect node are not used.
     """
     controls = {visit.node for visit in visits if visit.is_control}
     usable = sorted(
@@ -72,7 +72,7 @@ def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[f
 
 
 def _level(at_s: float, times_s: Sequence[float], values: Sequence[float]) -> float:
-    """Return the trimmed mean, plus any significant trend if `at_s` is far from the mean time."""
+    """Return a trimmed mean, extrapolated by a clear trend if `at_s` is far from the mean time."""
     level, half = _trimmed_mean(values), len(values) // 2
     if half > 1 and times_s[0] < times_s[-1]:
         apart_s = statistics.fmean(times_s[-half:]) - statistics.fmean(times_s[:half])

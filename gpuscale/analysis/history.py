@@ -60,7 +60,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:
-    """A lasting slowdown of a row; successive ones are combined unless the environment changed."""
+    """A lasting slowdown of a row; successive ones in the same environment are combined."""
 
     kind: Kind
     """Kind of the change; several changes combined count as a drift."""
@@ -111,13 +111,13 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of further nights needed to detect an outlier; a change needs one night more."""
+        """Further nights needed to detect an outlier; detecting a new level takes one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
-    """Rows that changed on one night, all faster or all slower, and any environment changes."""
+    """Rows that all became faster or all slower on one night, and any environment changes."""
 
     night: int
     changes: tuple[RowChange, ...]
@@ -148,7 +148,7 @@ class History:
     def recent_change(self) -> tuple[int, tuple[EnvironmentChange, ...]]:
         """Index of the night of the latest environment change that still holds, and what changed.
 
-        Only the last four nights are searched, since these may be too few to show a new level.
+        Only the last four nights are searched; any effect of an older change shows as a new level.
         """
         last = len(self.nights) - 1
         for night in range(last, max(0, last - FEWEST_NIGHTS), -1):
@@ -249,9 +249,9 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return up to 15 earlier nights (indices) on the row's last level, to compare `night` with.
+    """Return the nights to compare `night` with: up to 15 earlier ones on the row's last level.
 
-    The latest of these are omitted if they may already be slower than that level.
+    All are indices into `nights`. The latest are omitted if they may be slower than that level.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -266,7 +266,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine a slowdown with those before it, back to the latest change in the environment."""
+    """Combine the slowdown `last` with those just before it, back to an environment change."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):

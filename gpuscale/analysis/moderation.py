@@ -86,7 +86,7 @@ class RunSample(Moderated):
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """Return the sample as if `count` more runs in the same allocation left its mean unchanged.
+        """Return the sample as if it had `count` more runs, with the same mean and allocations.
 
         These runs are assumed to have the moderated variance, which therefore stays the same.
         """
@@ -105,9 +105,9 @@ def moderated_samples(
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """Return the moderated samples by row, first of the baseline, then of the current results.
 
-    Each variance is shrunk towards that of all other samples or, if it is larger, that of the same
-    row on the other side. If a row's own runs rule out the variance of the other rows, only the
-    row's baseline and current samples moderate each other.
+    Each variance is shrunk towards a prior: the variance of all other samples or, if larger, of the
+    same row on the other side. If a row's own runs rule out so wide a prior, only the row's
+    baseline and current samples moderate each other.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -143,7 +143,7 @@ def moderated_samples(
 
 
 def _residual_samples(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Sample]:
-    """Return each row's sample after removing the effects of allocations that all rows share.
+    """Return each row's sample after removal of the allocation effects that all rows share.
 
     Each row must have one run per allocation. The residuals contain the variation between runs and
     the interaction of allocation and row (Searle, Casella and McCulloch 1992, section 4.3). The
@@ -204,7 +204,7 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
-    """Return the prior, raised to at least the row's variance on the comparison's other side.
+    """Return the prior, raised if the row's variance on the other side of the comparison is larger.
 
     The prior assumes equally noisy rows; in a noisier row, a few runs that agree by chance would be
     trusted too much. If the other side has fewer runs, the prior is returned as it is: a few noisy
@@ -219,7 +219,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """Return the prior, limited to an upper confidence bound on the row's own variance.
 
-    Identical values set no bound, since they may have been rounded.
+    Identical values give no bound, since they may have been rounded.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -240,7 +240,7 @@ def _median_unbiased(sample: Sample) -> float | None:
 
 
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
-    """Return the variance that moderated samples add to a difference; None if any is unknown.
+    """Return the variance of a difference between moderated samples; None if any is unknown.
 
     Each sample comes with a factor for its variance, such as 1 / `sample.count` for its mean. The
     priors come from nearly the same runs, so they are not independent and count as a single term

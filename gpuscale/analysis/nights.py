@@ -91,8 +91,8 @@ def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
 def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
     """Return the name of each night, given its start and the name of its folder (may be empty).
 
-    The name is the date: of the folder, or else of the start in UTC. Nights that share a date are
-    named by their folders or else by their times, to the second if some share a minute.
+    The name is the date: the folder's or, without a folder, that of the start in UTC. Nights that
+    share a date are named by folder, or else by time, to the second if some share a minute.
     """
     distinct = dict.fromkeys(nights)
     of_date = by_key((night[1][:10] or f"{night[0]:%Y-%m-%d}", night) for night in distinct)
@@ -132,7 +132,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
 
 
 def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """Return the environment changes from the 15 nights before `night` to the last night.
+    """Return the environment changes between the 15 nights before `night` and the last night.
 
     Hosts are not compared, since a scheduler may choose different hosts every night.
     """

@@ -30,7 +30,7 @@ _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEffect:
-    """Effect of one node: nights with the node, compared with neighbouring nights without it."""
+    """Speed of one node, from nights with the node and neighbouring nights without it."""
 
     node: str
     nights: tuple[int, ...]
@@ -51,7 +51,7 @@ def node_effects(nights: Sequence[Night]) -> tuple[NodeEffect, ...]:
 
 
 def without_slow_nodes(nights: Sequence[Night], effects: Iterable[NodeEffect]) -> list[Night]:
-    """Return the nights as they would be if slow nodes were as fast as the others."""
+    """Return the nights, with step times as if slow nodes were as fast as the other nodes."""
     corrected = [*nights]
     slower = by_key(
         (at, (effect.node, -math.log1p(effect.speed.value)))
@@ -107,11 +107,11 @@ def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | No
 def _slow_nights(
     apart: Mapping[int, float], deviation: float, count: int, nights: Sequence[int]
 ) -> Iterator[int]:
-    """Yield every night that belongs to a series of at least 3 slow nights on a node.
+    """Yield every night of each series of at least 3 successive slow nights on one node.
 
-    `nights` are the nights on the node, of `count` in all; `apart` has their log step time minus
-    that of neighbouring nights. A series counts only if there are enough nights elsewhere after its
-    first and before its last night: otherwise the whole machine may have become slower.
+    `nights` are those on the node, out of `count`; `apart` has their log step times minus those of
+    neighbouring nights. A series counts only if enough nights without the node follow its start and
+    precede its end: otherwise the whole machine may have become slower.
     """
     each = max(_EACH, _EACH_DEVIATIONS * deviation)
     for is_slow, group in itertools.groupby(apart, key=lambda night: apart[night] > each):

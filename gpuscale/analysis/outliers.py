@@ -23,7 +23,7 @@ _OF_FEW = 0.05
 
 
 def usual_values(values: Sequence[float]) -> Sequence[float]:
-    """Return the values without outliers; all of them if they are few or the outliers are many."""
+    """Return the values without outliers; return all if values are few or outliers are many."""
     far = far_apart(values)
     return [value for i, value in enumerate(values) if i not in far] if far else values
 
@@ -31,7 +31,7 @@ def usual_values(values: Sequence[float]) -> Sequence[float]:
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
     """Return the signed distance of each outlying allocation from the median, by name.
 
-    Callers exclude outliers from the spread, since one bad night could widen it and hide a loss.
+    Callers exclude outliers from the spread, as one bad night could widen it and hide a slowdown.
     """
     names = [*values]
     return {names[i]: apart for i, apart in far_apart([*values.values()]).items()}
@@ -58,7 +58,7 @@ def are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def odd_one(values: Sequence[float]) -> int | None:
-    """Return the index of the one value far from all others, which agree; None if there is none."""
+    """Return the index of a value far from all others, if those agree; None if there is none."""
     for odd, others in _ends(values):
         if abs(values[odd] - others[0]) > max(_ODD_FAR, _ODD_RANGES * abs(others[0] - others[-1])):
             return odd
@@ -68,7 +68,7 @@ def odd_one(values: Sequence[float]) -> int | None:
 def odd_run(logs: Sequence[float]) -> int | None:
     """Return the index of the one run far from all others; None if there is none.
 
-    It fails Grubbs' test at the 1% level (5% below 6 runs) and is over 10% from the nearest run.
+    It fails Grubbs' test at 1% (5% for fewer than 6 runs) and is over 10% from the nearest run.
     """
     level = SIGNIFICANCE if len(logs) >= _ENOUGH_TO_EXCLUDE else _OF_FEW
     for odd, others in _ends(logs):
@@ -81,7 +81,7 @@ def odd_run(logs: Sequence[float]) -> int | None:
 
 
 def _ends(values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
-    """Yield the indices of the smallest and largest value, each with the others, nearest first."""
+    """For the smallest and the largest value, yield its index and the others, nearest first."""
     order = sorted(range(len(values)), key=values.__getitem__)
     for odd, *others in (order, order[::-1]) if len(order) > 2 else ():
         yield odd, [values[i] for i in others]

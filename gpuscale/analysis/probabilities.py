@@ -1,4 +1,4 @@
-"""Distributions, adjusted p-values of many tests, and error rates of repeated tests.
+"""Probability distributions, p-values adjusted for many tests, and error rates of repeated tests.
 
 Only the standard library is used: importing `scipy.special` takes longer than a whole comparison.
 """
@@ -149,7 +149,7 @@ def benjamini_hochberg(
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """Return the one-sided significance level to use after each run from `first` to `last`.
+    """Return the one-sided significance level for a test repeated after each run `first` to `last`.
 
     `overall` is the probability that any of these tests rejects a true null hypothesis (Pocock
     1977). The actual probability is lower if the tests share a baseline or nodes as well as runs.
@@ -166,9 +166,9 @@ def nominal_error(overall: float, first: int, last: int) -> float:
 
 
 def crossing_probability(shares: Sequence[float], bound: float) -> float:
-    """Return the probability that a standardised mean exceeds `bound` at any analysis by chance.
+    """Return the probability that a standardised mean exceeds `bound` by chance in any analysis.
 
-    `shares` are the ascending fractions of all data that the analyses use (Armitage et al. 1969).
+    `shares` are the fractions of all data that the analyses use, ascending (Armitage et al. 1969).
     """
     step = (bound - _LOWEST) / (len(_SIMPSON) - 1)
     grid = [_LOWEST + step * i for i in range(len(_SIMPSON))]

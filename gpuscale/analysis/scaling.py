@@ -72,7 +72,7 @@ class Entry:
 
 
 def references_of(points: Collection[PointKey]) -> dict[PointKey, PointKey]:
-    """Return the single-GPU point to which each point's speedup refers, if there is one.
+    """Map each point to the single-GPU point that its speedup refers to; omit points without one.
 
     The batch per GPU may differ, as in strong scaling; the same batch is preferred.
     """
@@ -113,7 +113,7 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """Return each run's point key; if its batch is unknown, use the key of its row's other runs."""
+    """Return each run's point key; a run of unknown batch gets the key of its row's other runs."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
@@ -153,7 +153,7 @@ def _point(entry: Entry) -> ScalingPoint:
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Convert a lower-is-better cost to step time and throughput, or to the metric in use."""
+    """Convert a lower-is-better cost to step time and throughput, or to the row's own metric."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
@@ -172,7 +172,7 @@ def geometric_mean(sample: Sample) -> Estimate:
 
 
 def throughput_change(before: Sample, after: Sample) -> Estimate:
-    """Return the relative change of throughput between two levels of a row."""
+    """Return the relative change of throughput between two samples of log step times."""
     return difference(before.mean - after.mean, [before.term(), after.term()]).relative_change()
 
 
@@ -229,7 +229,7 @@ def _published_point(
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note that training by users' commands is unverified; None if no command is used."""
+    """Return a note if users' commands do the training, as it is not verified; otherwise None."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 

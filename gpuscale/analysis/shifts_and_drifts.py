@@ -1,9 +1,9 @@
 """Distinguish real changes of level in a nightly series of log values from scatter.
 
-A change is reported if the last two nights are off the level and agree, or are both far off it; if
-the last three are off it on the same side; if at least three differ from the earlier ones in a t
-test; or, for slow drifts, if the median of the latest week has moved away from the best or worst
-week since the last change. docs/evidence/rates.md has the simulated error rates.
+A change is reported if one of these holds: the last two nights are off the level and agree, or are
+both far off it; the last three are off it on the same side; at least three differ from the nights
+before them in a t test; or, for a slow drift, the median of the latest week is far from the best or
+worst week since the last change. Simulated error rates are in docs/evidence/rates.md.
 """
 
 import itertools
@@ -55,7 +55,7 @@ _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A lasting change in the level of a time series of nights."""
+    """A lasting change in the level of a series of nightly values."""
 
     kind: Kind
     onset: int
@@ -69,13 +69,13 @@ class LevelChange:
 
 
 def night_deviation(values: Sequence[float]) -> float:
-    """Return a robust standard deviation of nights about their level; 0 for fewer than two."""
+    """Return a robust standard deviation of nightly values; 0 if there are fewer than two."""
     differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
 
 
 def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
-    """Return the level changes of a series in the order in which the nights revealed them.
+    """Return the level changes of a series, in the order in which they became apparent.
 
     Later nights never alter earlier findings, so a change that was once reported stays reported.
     """
@@ -104,7 +104,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """Return `night` minus the mean of `before` without outliers; None if `before` is empty."""
+    """Return `night` minus the mean of `before`, outliers excluded; None if `before` is empty."""
     usual = [*usual_values(before)]
     # One bad night is not the level of a few others, unless the present one is like it.
     odd = odd_one([*usual, night]) if len(usual) < _FEW_NIGHTS else None
@@ -136,7 +136,7 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def step_size(before: Sequence[float]) -> float:
-    """Return how far the mean of two nights must depart from the level before them to be a step."""
+    """Return how far two nights' mean must be from the level before them to count as a step."""
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
         few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)
@@ -148,7 +148,7 @@ def step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return a step that the last two nights show or, if they disagree, the last three; or None."""
+    """Return the step that the last two or three nights show; None if they show none."""
     first = max(begin, tonight - 1 - REMEMBERED)
     before = values[first : tonight - 1]
     is_few = len(before) < _FEW_NIGHTS
@@ -195,7 +195,7 @@ def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelCha
 
 
 def suspect_nights(level: Sequence[float]) -> int:
-    """Return how many of the latest nights are probably slower and so unfit as a reference."""
+    """Return how many of the latest nights on a level are probably slower than those before."""
     splits = _splits(level, 1, _SUSPECT_LOSS, _SUSPECT_CONFIDENCE)
     slower = [(spread, len(level) - split) for spread, split, change in splits if change > 0]
     return min(slower)[1] if slower else 0
@@ -206,8 +206,8 @@ def _splits(
 ) -> Iterator[tuple[float, int, float]]:
     """Yield each significant split of a level: residual sum of squares, index and change of mean.
 
-    The second part has at least `fewest` nights; the means differ by more than `smallest` and, in a
-    t test, with the given one-sided confidence.
+    The second part has at least `fewest` nights. The means of the two parts differ by more than
+    `smallest` and, in a t test, significantly at the given one-sided confidence.
     """
     count = len(level)
     if count < FEWEST_NIGHTS + fewest:
@@ -228,7 +228,7 @@ def _splits(
 def _drift(
     values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
 ) -> LevelChange | None:
-    """Return a drift from the best or worst of the `earlier` weeks to the latest `week`, if any."""
+    """Return the drift from the best or worst of the `earlier` weeks to `week`, if there is one."""
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))
@@ -239,7 +239,7 @@ def _drift(
 
 
 def unrecovered_loss(found: Sequence[LevelChange], tonight: float) -> int | None:
-    """Return the index of the last slowdown; None if there is none or half of it is recovered."""
+    """Return the last slowdown's index in `found`; None if there is none or half is recovered."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None
@@ -250,9 +250,9 @@ def unrecovered_loss(found: Sequence[LevelChange], tonight: float) -> int | None
 def levels_beside(
     values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
 ) -> tuple[Sample, Sample]:
-    """Return the levels before the change `first` and after the change `last`, without outliers.
+    """Return samples of the levels before change `first` and after change `last`, without outliers.
 
-    `first` and `last` are indices of level changes. At most 15 nights on either side are used.
+    `first` and `last` are indices into `found`. At most 15 nights on either side are used.
     """
     left, reached = found[first], found[last]
     if "drift" in (left.kind, reached.kind):

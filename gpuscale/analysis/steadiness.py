@@ -1,4 +1,4 @@
-"""Check whether the windows of a run all show the same step time, and whether runs are too short.
+"""Check whether the windows of a run (spans of steps) agree, and whether runs are too short.
 
 If windows drift, jump or alternate between two levels, their median is meaningless, unless most
 windows are on the faster level. Three shapes are fitted to the logarithms of the window times: a
@@ -78,7 +78,7 @@ class _Shape:
 def steadiness(step_times_s: Sequence[float]) -> str | None:
     """Describe unsteady windows, as in `drifts, steps 20% longer by …`; return None if steady.
 
-    The windows are in the order of measurement; fewer than 5 are not checked.
+    `step_times_s` has one value per window, in order of measurement; fewer than 5 are not checked.
     """
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
@@ -116,8 +116,8 @@ def _levels(
 ) -> Iterator[_Shape]:
     """Split the windows, taken in `order`, into two levels with the smallest residual.
 
-    Yield nothing unless each level has at least 1/`parts` of the windows nearer to it, and at least
-    3 (2 if there are fewer than 8 in all).
+    Yield nothing unless enough windows are nearer to each level than to the other one: 1/`parts` of
+    all, and at least 3 (2 if there are fewer than 8 windows).
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
@@ -152,7 +152,7 @@ def _described(shape: _Shape, count: int) -> str:
 def longer_run_s(runs: Sequence[Run]) -> int:
     """Return the `--run-seconds` with which a row's runs may vary less; 0 if none would help.
 
-    The halves of each run are compared. Commands are ignored, since they may end by themselves.
+    Longer runs help if a run's halves vary as much as whole runs do. Users' commands are ignored.
     """
     timed = [run for run in runs if run.is_valid and run.windows and not run.configuration.command]
     logs = [[math.log(window.time_s) for window in run.windows] for run in timed]

@@ -1,8 +1,8 @@
 """Divide a step's time, and lost efficiency, into parts: data, communication, skew and others.
 
-The pace of a rank is its step time without gradient synchronisation. The step time is the sum of
-the communication time, the slowest rank's pace and a remainder; that pace is the sum of the median
-rank's data and computing times and the skew. Communication is measured as the difference between
+The pace of a rank is its step time without gradient synchronisation. A step takes the pace of the
+slowest rank plus communication and a remainder. The pace of the slowest rank is the data and
+computing time of the median rank plus the skew. Communication is measured as the difference between
 steps with and without synchronisation, since slow ranks make the others wait in their all-reduce.
 """
 
@@ -20,7 +20,7 @@ from gpuscale.records.evidence import Phases
 
 
 class Part(StrEnum):
-    """Parts of a step's time; `SKEW` is the slowest rank's lag, `REST` the remainder."""
+    """Parts of a step's time; `SKEW` is the lag of the slowest rank behind the median rank."""
 
     COMMUNICATION = "communication"
     DATA = "data"
@@ -75,7 +75,7 @@ class Step:
 
     @property
     def slowest(self) -> Rank:
-        """The rank that the others wait for."""
+        """The slowest rank, which all other ranks wait for."""
         return self.ranks[-1]
 
     @property

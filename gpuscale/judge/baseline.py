@@ -33,14 +33,14 @@ _IN_HISTORY = (
 
 @dataclass(frozen=True, slots=True)
 class EntryId(RowMixin):
-    """Identity of a baseline entry: the properties that all its runs share."""
+    """Identity of a baseline entry: the configuration and GPU count that its runs share."""
 
     configuration: Configuration
     gpus: int
 
 
 def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
-    """Group runs by entry; the runs of an entry keep their order."""
+    """Group runs by configuration and number of GPUs, keeping their order within each group."""
     return by_key((EntryId(run.configuration, run.gpus), run) for run in runs)
 
 
@@ -52,9 +52,9 @@ def baseline_from_results(
     minimum_runs: int = MINIMUM_RUNS,
     choice: Choice = ALL_ROWS,
 ) -> Baseline:
-    """Make a baseline from the valid runs in `results`, given in the order of measurement.
+    """Make a baseline from the valid runs of the chosen entries; `results` are in time order.
 
-    Raise UsageError if hardware differs or a chosen entry has under `minimum_runs` valid runs.
+    Raise UsageError if hardware differs or an entry has fewer than `minimum_runs` valid runs.
     """
     if not (valid := entries_of(_valid_runs(results))):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
@@ -91,7 +91,7 @@ class Proposal:
 
     @property
     def remark(self) -> str:
-        """Remark shown to the user before the proposal is accepted; may be empty."""
+        """Note or warning shown to the user before the proposal is accepted; may be empty."""
         if self.obstacle:
             return f"cannot be accepted, it {self.obstacle}"
         if not self.old:
@@ -111,9 +111,9 @@ class Proposal:
 def proposals(
     baseline: Baseline, results: Sequence[Results], *, add: bool = False
 ) -> tuple[Proposal, ...]:
-    """Propose a change to each baseline entry whose runs differ from those in the results.
+    """Propose a change for each entry in the results whose runs differ from the baseline's.
 
-    New runs replace the baseline's or, if `add` is true, are added to them. New entries come last.
+    New runs replace the baseline's or, if `add` is true, join them; new entries come last.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
@@ -152,7 +152,7 @@ def revised(
 
 
 def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Results]) -> Baseline:
-    """Return the baseline with `runs` as its runs, and metadata updated from `results`."""
+    """Return a copy of the baseline with these runs, and metadata updated from `results`."""
     used = {run.allocation for run in runs}
     found = {**baseline.environments, **_environments(results)}
     known = (baseline.gpuscale_version or "").split(", ")
@@ -169,7 +169,7 @@ def _with_runs(baseline: Baseline, runs: tuple[Run, ...], results: Sequence[Resu
 
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
-    """Return the valid runs; raise UsageError if results were left out or had injected faults."""
+    """Return all valid runs; raise UsageError if a night is excluded or faults were injected."""
     if left_out := ", ".join(left_out_of(results)):
         raise UsageError(
             f"left out: {left_out}; no baseline has such a night before 'gpuscale leave-out --undo "
@@ -189,7 +189,7 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
 
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
-    """Return the entry's label and the options in which entries of the same name differ, if any."""
+    """Return the entry's label, plus any options that differ among entries of the same name."""
     namesakes = [other.configuration for other in entries if other.key == entry.key]
     apart = [
         f"{name} {getattr(entry.configuration, name)}"

@@ -1,8 +1,8 @@
 """Find sick nodes in a fleet whose healthy nodes and GPUs also differ persistently.
 
-The log step times of each GPU, corrected for the drift of the machine, are compared with those of
-all GPUs of its kind, and those of each node (all GPUs together) with those of other nodes. The
-limit depends on the number of nodes and the robustly estimated spread between them. More jobs are
+Log step times are corrected for the drift of the cluster. Each GPU is compared with all GPUs of its
+kind, and each node (all its GPUs together) with the other nodes. How far off a healthy one may be
+depends on the number of nodes and on a robust estimate of the spread between them. More jobs are
 run while the verdict is open (error rates: docs/evidence/rates.md).
 """
 
@@ -45,7 +45,7 @@ _Group = tuple[str, int, bool]
 
 
 class _Job(NamedTuple):
-    """The logarithm of a row's step time in one job, corrected for the machine's drift."""
+    """The logarithm of a row's step time in one job, corrected for the cluster's drift."""
 
     deviation: float
     variance: float
@@ -67,7 +67,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the distribution from each row's first job; only suspects have more jobs."""
+        """Estimate the distribution from first jobs, as later ones run only on suspect nodes."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -81,11 +81,11 @@ class _Scale(NamedTuple):
         return statistics.fmean(job.deviation for job in jobs) - self.centre
 
     def error(self, jobs: Sequence[_Job]) -> float:
-        """Return the error variance of the loss measured in these jobs."""
+        """Return the squared standard error of the log slowdown measured in these jobs."""
         return math.fsum(job.variance for job in jobs) / len(jobs) ** 2 + self.centre_variance
 
     def limit(self, jobs: Sequence[_Job], p_value: float) -> float:
-        """Return the log loss that a healthy row exceeds with probability `p_value` at most."""
+        """Return the log slowdown that a healthy row exceeds with probability `p_value` or less."""
         deviation = math.sqrt(self.between + self.error(jobs))
         return max(SMALLEST_LOSS, t_quantile(1 - p_value, self.df) * deviation)
 
@@ -96,7 +96,7 @@ class _Scale(NamedTuple):
         return self.ratio([job], p_value) > 1 or self.loss([job]) > _NEVER_HEALTHY
 
     def is_open(self, jobs: Sequence[_Job], p_value: float) -> bool:
-        """True if one more job may decide whether these jobs show a loss."""
+        """True if one more job may decide whether the row measured in these jobs is slow."""
         if len(jobs) == 1:
             return self.is_slow(jobs[0]) or self.ratio(jobs, p_value) > 1
         error = math.sqrt(self.error(jobs) - self.centre_variance)
@@ -115,8 +115,8 @@ def judge(
 ) -> tuple[NodeVerdict, ...]:
     """Judge each node of a sweep against nodes of its kind, and against itself in earlier sweeps.
 
-    Return sick nodes first, and in each state the slowest node first. `not_measured` maps requested
-    nodes that were not visited to the reason and its details.
+    Return sick nodes first and, within each state, the slowest node first. `not_measured` maps each
+    node that was requested but not visited to the reason and its details.
     """
     found, rows = _findings(_measured(visits), past), dict[tuple[str, str], set[FleetRow]]()
     for visit in visits:
@@ -140,10 +140,10 @@ def judge(
 
 
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
-    """Return the finding in the worst state with the largest loss relative to its limit.
+    """Return a node's worst finding: by state, then by slowdown relative to the limit.
 
-    Findings that need another job come first. Then findings on single GPUs come before those on the
-    whole node, if they concern fewer than half of the node's rows.
+    Among findings in the worst state, those that need another job come first. Then findings on
+    single GPUs come before those on the whole node, if they concern fewer than half of its rows.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]
@@ -156,7 +156,7 @@ def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
 def _findings(
     now: Mapping[_Group, _Jobs], past: Iterable[Sequence[NodeVisit]]
 ) -> dict[str, list[_Finding]]:
-    """Return each node's findings for every row and reference, corrected for multiple testing."""
+    """Judge every row against the fleet and its own past; return the findings of each node."""
     levels: dict[_Key, list[float]] = {}
     for jobs in (jobs for sweep in past for jobs in _measured(sweep).values()):
         centre = statistics.median(own[0].deviation for own in jobs.values())
@@ -194,10 +194,10 @@ def _verdict(
     against: Reference,
     before: float | None,
 ) -> NodeVerdict:
-    """Judge a node's row against one reference; `before` is the row's level in earlier sweeps.
+    """Judge a node's row against the fleet or its own past; `before` is its level in the past.
 
-    A node is sick only if all jobs together show a loss that the later jobs alone confirm. The loss
-    is estimated from the later jobs, since the first one was selected for being slow.
+    A node is sick only if all jobs together show a slowdown that the jobs after the first confirm.
+    The slowdown is estimated from these later jobs, as the first was selected for being slow.
     """
     node, row = key
     later = jobs[1:] or jobs
@@ -226,7 +226,7 @@ def _count(jobs: _Jobs) -> int:
 
 
 def _measured(visits: Iterable[NodeVisit]) -> dict[_Group, _Jobs]:
-    """Return the jobs of each group of rows, with the drift of the machine removed."""
+    """Return the jobs of each group of rows, corrected for the drift of the cluster."""
     groups: dict[_Group, dict[NodeVisit, dict[FleetRow, list[float]]]] = {}
     for visit in sorted(visits, key=lambda visit: (visit.measured_at_s, visit.job)):
         for row, times_s in visit.step_times_s:

@@ -35,7 +35,7 @@ _UNKNOWN_HOST = "unknown host"
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """The runs of one side of a comparison, by entry."""
+    """All runs of one side of a comparison (baseline or results), grouped into entries."""
 
     entries: Sequence[Entry]
     environments: Sequence[Environment]
@@ -51,12 +51,12 @@ class Side:
 
     @cached_property
     def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
-        """Entries grouped by the row to which they belong."""
+        """Entries by table row: case, strategy and number of GPUs."""
         return by_key((entry.point.key, entry) for entry in self.entries)
 
     @cached_property
     def by_point(self) -> Mapping[PointKey, Entry]:
-        """Entries that have at least one valid run, by point."""
+        """Entries that have at least one valid run, by scaling point."""
         return {entry.key: entry for entry in self.entries if entry.logs}
 
     @property
@@ -65,7 +65,7 @@ class Side:
         return [run for entry in self.entries for _, run in entry.placed]
 
     def runs_of(self, row: EntryKey, configuration: Configuration | None) -> list[Run]:
-        """Return the runs of a row that have this configuration, valid and failed."""
+        """Return the row's runs, valid and failed, that have this configuration."""
         found = [e for e in self.by_row.get(row, ()) if e.key.configuration == configuration]
         return [run for entry in found for _, run in entry.placed]
 
@@ -75,7 +75,7 @@ class Side:
         return nodes_of(run for entry in self.entries for run in entry.valid)
 
     def environments_of(self, entry: Entry) -> tuple[Environment, ...]:
-        """Return the known environments of the allocations that hold the entry's valid runs."""
+        """Return the known environments in which the entry's valid runs were made."""
         return tuple(where for name in entry.runs if (where := self.by_allocation.get(name)))
 
     def origin_of(self, entries: Sequence[Entry]) -> Origin:
@@ -128,7 +128,7 @@ class Sides:
 
     @cached_property
     def usual(self) -> "Sides":
-        """Both sides, without the outlying runs and allocations of the baseline."""
+        """Both sides, with outlying runs and allocations removed from the baseline."""
         left_out = set[object]()
         for key, entry in self.before.by_point.items():
             tonight = self.after.by_point.get(key)
@@ -146,7 +146,7 @@ class Sides:
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
     """Find outlying baseline runs; return each one's log step time minus the median.
 
-    The keys are allocation and index of the run. A baseline run is not outlying if any run of
+    Keys are (allocation, index of the run in it). A baseline run is not outlying if a run in
     `after` is nearer to it than to the median, since the machine still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
@@ -160,7 +160,7 @@ def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int]
 
 
 def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, ...]]:
-    """Return the baseline's log step times by allocation, without outlying runs."""
+    """Return the baseline entry's log step times by allocation, without outlying runs."""
     far = outlying_runs(before, after)
     return {
         name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)
@@ -169,7 +169,7 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
 
 
 def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
-    """Return the baseline's mean log step time by allocation, without outlying runs."""
+    """Return the baseline entry's mean log step time by allocation, without outlying runs."""
     return {name: statistics.fmean(logs) for name, logs in usual_logs(before, after).items()}
 
 
@@ -184,7 +184,7 @@ def sides_of(baseline: Baseline, results: Sequence[Results]) -> Sides:
 
 
 def side_of_baseline(baseline: Baseline) -> Side:
-    """Build one side from the measured runs of a baseline."""
+    """Build the baseline side of a comparison from the measured runs of a baseline."""
     return Side(
         entries=grouped([(run.allocation or baseline.name, run) for run in baseline.runs]),
         environments=[*baseline.environments.values()],
@@ -195,7 +195,7 @@ def side_of_baseline(baseline: Baseline) -> Side:
 
 
 def side_of_results(results: Sequence[Results]) -> Side:
-    """Build one side from the runs of all results."""
+    """Build the results side of a comparison from the runs of all results."""
     placed = [(result, run) for result in results for run in result.runs]
     started = {result.started_as for result in results}
     return Side(
@@ -210,20 +210,20 @@ def side_of_results(results: Sequence[Results]) -> Side:
 
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
-    """Return a baseline unchanged; convert results to a baseline, even if they have few runs."""
+    """Return a baseline unchanged; convert results to a baseline, however few their runs."""
     if isinstance(content, Baseline):
         return content
     return baseline_of_results(deduplicated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
-    """Make a temporary baseline for comparisons from results, even if they have few runs."""
+    """Make a temporary baseline from results for a comparison, however few their runs."""
     cluster = results[0].environment.host or _UNKNOWN_HOST
     return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
 def results_of(baseline: Baseline) -> tuple[Results, ...]:
-    """Convert a baseline's measured runs to one `Results` record for each allocation."""
+    """Convert a baseline's measured runs to `Results`, one record for each allocation."""
     runs = by_key((run.allocation or baseline.name, run) for run in baseline.runs)
     hardware = baseline.hardware
     count = (hardware.gpus_per_node or 1) if hardware.gpu_name else 0

@@ -1,7 +1,7 @@
-"""Judge a session while it is running: find rows that are settled, confirmed or need more runs.
+"""Judge a session while it is running, so that rows with a settled verdict get no more runs.
 
-The rows are analysed after each further run, at a stricter significance level, so that a whole
-session errs as rarely as one comparison. A loss is reported only once later runs show it too.
+The rows are analysed after each run, at a stricter significance level than in a comparison, so that
+the whole session errs as rarely as one comparison. Later runs must confirm a suspected slowdown.
 """
 
 import math
@@ -45,9 +45,9 @@ class SequentialPlan:
     most_runs: int
 
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
-        """Return error rates for each analysis that give the whole session this significance.
+        """Return the error rates of each analysis for this significance of the whole session.
 
-        Reporting a loss takes at least `fewest_runs + 1` runs, unless only one analysis is planned.
+        A loss is reported from run `fewest_runs + 1` on, unless only one analysis is planned.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -71,7 +71,7 @@ class RowStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProgress:
-    """The verdict on a row so far, and its status."""
+    """A row's verdict so far, and whether the row needs more runs."""
 
     entry: EntryVerdict
     """Verdict on the row; not `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
@@ -98,12 +98,12 @@ class SessionVerdict:
 class DecidedVerdict:
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
-    Each judgement repeats all analyses, taking the runs in the order of the results. Analysis k
-    uses the first k valid runs of each row, and the failed runs before them. A settled or confirmed
-    row stays so, except that a row that passed needs more runs if most of its runs fail. If a row
-    that passed gets more runs as the reference of other rows, its report covers all its runs.
-    `cases`, `gpus` and `configurations` are those that the session measures; None means all. If the
-    baseline has a row in one of these configurations, the row's other baseline runs are ignored.
+    Every judgement repeats all analyses from the start. Analysis k uses the first k valid runs of
+    each row and the failed runs before them. A settled or confirmed row stays so, unless it passed
+    and most of its runs then fail. A row that passed may get more runs as the 1-GPU reference of
+    other rows; its report then covers all its runs. `cases`, `gpus` and `configurations` limit what
+    the session measures; None means all. If the baseline has runs of a row in one of these
+    configurations, its runs of that row in other configurations are ignored.
     """
 
     baseline: Baseline
@@ -175,7 +175,7 @@ class DecidedVerdict:
 
 
 class _Session:
-    """A session's runs, in the order in which they ended, and the analyses of subsets of them."""
+    """A session's runs in the order in which they ended, and the analyses of parts of them."""
 
     def __init__(
         self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
@@ -193,10 +193,10 @@ class _Session:
         self._references = references_of(self._valid)
 
     def assess(self, after: int, until: float) -> list[Judgement]:
-        """Judge the rows by the runs that analysis `until` includes but analysis `after` does not.
+        """Judge each row by its valid runs `after` + 1 to `until`, and the failed runs among them.
 
-        Runs on numbers of GPUs that the session does not measure are always included. So are the
-        runs on 1 GPU (the reference) if analysis `after` already includes all valid ones.
+        Runs on numbers of GPUs that the session does not measure are always included. So are runs
+        on 1 GPU (the reference for speedups) if there are at most `after` valid ones.
         """
         runs = tuple(
             run
@@ -213,9 +213,9 @@ class _Session:
         return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: MatchedRow, runs: int) -> bool:
-        """True if the row and its 1-GPU reference have `runs` valid runs each.
+        """True if the row and its 1-GPU reference have at least `runs` valid runs each.
 
-        A reference that can get no more runs counts as having them.
+        The reference may have fewer if it can get no more runs.
         """
         if row.after is None or self._valid[key := row.after.key] < runs:
             return False
@@ -225,7 +225,7 @@ class _Session:
         return self._attempts[reference] >= self._plan.most_runs
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
-        """Analyse rows that need runs and have at least `runs` valid ones; return all rows."""
+        """Analyse rows that need more runs and have at least `runs` valid ones; return all rows."""
         return [
             self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
             if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
@@ -244,7 +244,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if runs since the first suspicion show the loss, or only one analysis is planned."""
+        """True if runs after run `suspected` confirm the loss, or only one analysis is planned."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -266,7 +266,7 @@ def _has_moved(entry: EntryVerdict) -> bool:
 
 
 def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
-    """True if the row has runs made after it passed, as the 1-GPU reference for other rows."""
+    """True if the row passed, but got more runs later as the 1-GPU reference of other rows."""
     made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
     return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
 
@@ -274,8 +274,8 @@ def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    The numbers come from `of_all` (judged by all runs) if its verdict is the same. For a loss or
-    gain, `at_end` (a plain comparison of the same files) has precedence if its verdict is the same.
+    The numbers come from `of_all` (judged by all runs) or, for a loss or gain, preferably from
+    `at_end` (judged by all runs without interim analyses), if the verdict there is the same.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

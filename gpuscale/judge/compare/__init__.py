@@ -1,7 +1,7 @@
 """Compare results with a baseline: match rows, judge those that can be judged, and add notes.
 
-A nightly run is also judged by the history of the nights before it, which shows lasting losses
-that a comparison of two sides misses.
+A nightly run is also judged by the history of earlier nights, which shows lasting slowdowns that a
+comparison of only two sides misses.
 """
 
 import statistics
@@ -42,7 +42,7 @@ def compare(
 
 
 def compare_sides(sides: Sides, choice: Choice) -> Comparison:
-    """Judge the chosen rows; raise UsageError if neither side has a chosen case or GPU count.
+    """Judge the chosen rows; raise UsageError if a chosen case or GPU count is on neither side.
 
     Runs on 1 GPU serve as the reference for speedups even if their row is not chosen.
     """
@@ -101,7 +101,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a passing row inconclusive if it has too few valid runs or one slow allocation."""
+    """Make a passing row inconclusive if it has too few valid runs or one far slower allocation."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
@@ -120,9 +120,9 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
 
 
 def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
-    """Mark rows with a recent lasting slowdown as `regressed`, and add notes on slow nodes.
+    """Mark rows with a recent lasting slowdown as `regressed`, and add notes on the history.
 
-    A comparison with earlier nights misses a slowdown that these nights already show.
+    A plain comparison with earlier nights misses a slowdown that these nights already show.
     """
     history = earlier.history
     rows = {(row.point.configuration, row.point.gpus): row for row in history.rows}
@@ -169,7 +169,7 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
 
 
 def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Statement]:
-    """Yield notes on slow nodes, on nights left out, and on a change that may explain a loss."""
+    """Yield notes on slow nodes, excluded nights and, if a row may be slower, recent changes."""
     names, tonight = history.names, len(history.names) - 1
     for effect in history.nodes:
         if tonight in effect.slow and effect.speed:
@@ -185,7 +185,7 @@ def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Stateme
 
 
 def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
-    """In a note on outlying nights, replace their names by folder names, which users know."""
+    """In a note on outlying nights, replace allocation names by folder names, which users know."""
     if note.code not in ("outlying_allocations", "odd_allocations"):
         return note
     names = tuple(folders.get(name, name) for name in note.facts["names"])

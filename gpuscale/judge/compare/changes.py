@@ -31,7 +31,7 @@ from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """A row's samples on both sides, including those on 1 GPU if a speedup can be judged."""
+    """A row's samples in baseline and results, with those on 1 GPU if its speedup can be judged."""
 
     row: MatchedRow
     before: SideSample
@@ -46,7 +46,7 @@ class Pairing:
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
-        """Return the row's changes without p-values, given `further_runs` more current runs."""
+        """Return the row's changes without p-values, as if results had `further_runs` more runs."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
@@ -71,7 +71,7 @@ class Pairing:
         )
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Build the row's record: verdict, reason, and the baseline values behind its changes."""
+        """Build the row's `EntryVerdict`, with the baseline values that its changes refer to."""
         entry = self.row.verdict_of(verdict, reason)
         time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
         level = level_of(self.row.points[0], time_s)
@@ -96,10 +96,10 @@ def _change(
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
-    """Pair baseline and current samples of the rows, which have valid runs on both sides.
+    """Pair baseline and current samples of the rows, all of which have valid runs on both sides.
 
-    Each sample's variance is moderated by all other samples, even of rows that are not judged.
-    Outlying runs are excluded from the baseline only: in the results, they may be the loss.
+    Each variance is shrunk towards those of all other samples, even of rows that are not judged.
+    Outlying runs are excluded from the baseline only: in the results, they may be the slowdown.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}
@@ -153,7 +153,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChange:
-    """A row's values of one metric on both sides, in the metric's unit, and the tested change."""
+    """A row's baseline and current values of one metric, in the metric's unit, and the change."""
 
     spec: MetricSpec
     before: Estimate
@@ -184,7 +184,7 @@ class MetricChange:
 def metric_changes(
     rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates
 ) -> list[list[MetricChange]]:
-    """Return each row's metric changes; variances are moderated by all rows, p-values unset."""
+    """Return each row's metric changes without p-values; all rows help to estimate variances."""
     found: list[list[MetricChange]] = [[] for _ in rows]
     limits = sides.baseline.tolerances.limits
     # Exposed communication is judged as a fraction of the baseline's step time.

@@ -28,7 +28,7 @@ _FEWEST_RESIDUALS = 3
 
 
 class EarlierNights(NamedTuple):
-    """The earlier nights, and what the current night is compared with for each row."""
+    """The nights before the current one, and which of them each row is compared with."""
 
     history: History
     """The history of these nights and the current one."""
@@ -43,7 +43,7 @@ class EarlierNights(NamedTuple):
     one, the deviation between the nights on their earlier levels."""
 
     def as_baseline(self, name: str) -> Baseline:
-        """Make a temporary baseline of these nights."""
+        """Make a temporary baseline from the results in `last`, with the chosen `tolerances`."""
         baseline = baseline_of_results(self.last, name=name)
         return msgspec.structs.replace(baseline, tolerances=self.tolerances)
 
@@ -87,7 +87,7 @@ def last_night(read: Sequence[Results]) -> list[Results]:
 
 
 def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[Results]:
-    """Return results with only the runs that `keeps` accepts; omit excluded or empty results."""
+    """Keep the runs for which `keeps(run, allocation)` is true; drop excluded and empty results."""
     return [
         msgspec.structs.replace(result, runs=runs)
         for result in read
@@ -97,10 +97,10 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 
 
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
-    """Return indices of the nights to compare each row with: recent ones on the row's last level.
+    """Return the indices of the nights to compare each row with: recent ones on its last level.
 
-    If a row and its 1-GPU row changed together but only one change is established so far, both are
-    compared with nights before the change: an efficiency needs both step times of the same nights.
+    If a row and its 1-GPU reference changed together but only one change is detected so far, both
+    use nights before the change, so that an efficiency is computed from the same nights.
     """
     nights = before.nights
     chosen = {
@@ -129,7 +129,7 @@ def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
 
 
 def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> Tolerances:
-    """Return the default tolerances, with wider ones for rows compared with only a few nights."""
+    """Return the default tolerances, widened for rows that are compared with few, noisy nights."""
     tolerances, rows = Tolerances(), {row.point: row for row in before.rows}
     references = references_of(rows)
     found: dict[tuple[object, ...], ToleranceOverride] = {}
@@ -156,7 +156,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the nights' standard deviation within levels: of log T or of two rows' log ratio."""
+    """Return the standard deviation between nights of log T or, for two rows, of the log ratio."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)

@@ -48,7 +48,7 @@ _VENDOR = frozenset(
 
 
 def first_failure(entry: Entry) -> str | None:
-    """Return an entry's first failure in one short line; None if no run failed."""
+    """Return the message of an entry's first failed run, in one line; None if no run failed."""
     if not entry.failed:
         return None
     if (failure := entry.failed[0].failure) is None:
@@ -59,7 +59,7 @@ def first_failure(entry: Entry) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """A row of baseline and results, matched but not yet judged."""
+    """A row's entries in baseline and results, matched but not yet judged."""
 
     key: EntryKey
     before: Entry | None = None
@@ -71,18 +71,18 @@ class MatchedRow:
 
     @property
     def points(self) -> tuple[PointKey, PointKey]:
-        """Keys of both sides' entries; the row must have measured runs on both sides."""
+        """Keys of the baseline entry and of the current entry; the row must have both."""
         assert self.before is not None, "the baseline measured the row"
         assert self.after is not None, "the results measured the row"
         return self.before.key, self.after.key
 
     @property
     def figure(self) -> PublishedFigure | None:
-        """The published figure that the row is judged against; None for measured baselines."""
+        """The published figure that the row is judged against; None if the baseline is measured."""
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Return the row's record with this verdict and reason, and the values of both sides."""
+        """Build the row's `EntryVerdict` from verdict, reason, and the values of both sides."""
         shown = self.after or self.before
         before = Scaling() if self.before is None else self.before.point
         if self.published is not None:
@@ -97,12 +97,12 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy that cannot be judged: its verdict is `obstacle`, for the reason `code`."""
+        """Return a copy that is not judged but has the verdict `obstacle` for the reason `code`."""
         return replace(self, obstacle=(obstacle, Statement.of(code, **facts)))
 
 
 def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
-    """Match the entries of both sides that have one of these keys; return rows in key order."""
+    """Match baseline and current entries of each key; return the rows in the order of `keys`."""
     rows: list[MatchedRow] = []
     for key in keys:
         then, now = sides.before.by_row.get(key), sides.after.by_row.get(key, ())
@@ -122,7 +122,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the row's published point, or that of the wrapped strategy if the row has none."""
+    """Return the published point of `key` or else of the same row with the wrapped strategy."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -130,7 +130,7 @@ def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> Sca
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[MatchedRow]:
-    """Pair each baseline entry with the most similar current entry; add rows for new entries."""
+    """Pair each baseline entry with the most similar current entry; add rows for unpaired ones."""
     taken = {entry.key.configuration for entry in before}
     free = [entry for entry in after if entry.key.configuration not in taken]
     shown = []
@@ -161,7 +161,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Add the most similar entry of `found` to `row`; set its obstacle if it cannot be judged."""
+    """Add the most similar `found` entry to the row; block the row if it cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))
@@ -190,7 +190,7 @@ def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
 
 
 def _placements(entry: Entry) -> frozenset[tuple[int, ...]]:
-    """Return the distinct placements of valid runs: the ranks per node, in descending order."""
+    """Return the distinct placements of the valid runs: ranks per node, in descending order."""
     return frozenset(
         tuple(sorted(Counter(rank.host for rank in run.ranks).values(), reverse=True))
         for run in entry.valid
@@ -220,8 +220,8 @@ def _differing(name: str, before: object, after: object) -> tuple[FieldChange, .
 def same_gpu_model(one: str, other: str) -> bool:
     """True if two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
 
-    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same, and the more specific name must
-    include the form factor and memory of the other: `H100` matches both `H100 PCIe` and `H100 80GB
+    Both must name the same model (`V100`, `RTX 3090 TI`, a MIG slice), and one must have every
+    detail (form factor, memory) that the other has: `H100` matches both `H100 PCIe` and `H100 80GB
     HBM3`, which do not match each other.
     """
     model, variant = _parsed(one)
@@ -246,7 +246,7 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
     """Return the reason why results cannot be compared with the baseline; None if they can.
 
-    Unknown properties do not count as different.
+    An unknown CPU or GPU model does not count as different.
     """
     for environment in environments:
         if other := _other_machine(baseline, environment):
@@ -259,7 +259,7 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
 
 
 def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
-    """Return the current and baseline names of the first differing hardware; None if all match."""
+    """Return the names (current, baseline) of the first differing hardware; None if all match."""
     if environment.system != baseline.system:
         return environment.system or environment.hardware_label, baseline.system or baseline.device
     if environment.device != baseline.device:

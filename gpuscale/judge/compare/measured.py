@@ -33,7 +33,7 @@ _EVEN_ODDS = 0.5
 
 
 def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) -> list[Judgement]:
-    """Judge the rows, all of which have valid runs on both sides.
+    """Judge rows against measured runs; every row must have valid runs on both sides.
 
     The tests of all rows form one family: Benjamini and Hochberg's method adjusts the p-values.
     """
@@ -58,7 +58,7 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
-    """Yield the tests with adjusted p-values; these stay None if the spread is unknown."""
+    """Yield each test with its adjusted p-values, which stay None if its spread is unknown."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
     gains = [test.gain for test in tests if test.gain.parts is not None]
     worse, better = (
@@ -173,10 +173,10 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 
 
 def _minimum_detectable_loss(quantities: Quantities, rule: Rule) -> float | None:
-    """Return the smallest loss that would be found 19 times in 20 if no other row had a loss.
+    """Return the smallest slowdown found 19 times in 20 if no other row is slower; None if unknown.
 
-    The step time alone can show a loss. The speedup shows one only with support from the step time
-    or from the ratio of the step time to that on another number of GPUs.
+    A longer step time alone can show a slowdown. A lower speedup shows one only with support from
+    the step time, or from its ratio to the step time on another number of GPUs.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:

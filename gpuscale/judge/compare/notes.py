@@ -48,7 +48,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
 
 
 def with_environment_changes(comparison: Comparison, sides: Sides) -> Comparison:
-    """Add notes on a changed environment and, if a row has a loss, on changed packages."""
+    """Add a note on a changed environment and, if a row got worse, one on changed packages."""
     before, after = sides.before.environments, sides.after.environments
     notes = []
     nodes = sides.before.nodes, sides.after.nodes
@@ -76,7 +76,7 @@ def _emptiness(
 
 
 def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[Statement]:
-    """Yield a note if the baseline has too few sessions (allocations) to estimate their spread."""
+    """Yield a note if the baseline has too few allocations to estimate the spread between them."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
         rows = [each.row for each in judgements if each.entry.verdict in verdicts]
@@ -87,7 +87,7 @@ def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[S
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:
-    """Yield a note on each tolerance for a case or strategy that the baseline does not have."""
+    """Yield a note on each tolerance override whose case or strategy the baseline lacks."""
     keys = [*(run.key for run in baseline.runs), *(each.key for each in baseline.published)]
     for number, override in enumerate(baseline.tolerances.overrides if keys else ()):
         for field in ("case", "strategy"):
@@ -111,7 +111,7 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield a note if the runs of one side lasted far longer than those of the other."""
+    """Yield a note if the runs of one side lasted over twice as long as those of the other side."""
     lasted = [
         [run.wall_s - run.startup_s for run in side if run.wall_s and run.startup_s is not None]
         for side in _runs_of_sides(rows)
@@ -129,7 +129,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield one note on outlying runs and one on outlying allocations, each with the worst row."""
+    """Yield notes on the baseline's outlying runs and allocations; each names the worst row."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs
@@ -149,7 +149,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
 
 
 def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield a note on outlying baseline allocations; each pair is (baseline entry, new entry)."""
+    """Yield a note if there are outlying baseline allocations; pairs are (baseline, current)."""
     if facts := _of_worst((one, outlying_allocations(usual_means(one, now))) for one, now in pairs):
         yield Statement.of("outlying_allocations", **facts)
 
@@ -171,7 +171,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
-    """Return facts on the outlying allocations and the row that differs most; empty if none."""
+    """Return a note's facts: the outlying allocations and the row furthest off; empty if none."""
     far = [
         (abs(apart), apart, name, entry.point.key)
         for entry, apart_by_name in found
@@ -202,7 +202,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs of judged rows; for other rows, they are the verdict's reason."""
+    """Yield notes on failed runs of rows with valid runs; in other rows, the verdict names them."""
     judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
     alike = by_key(
         ((len(after.failed), after.point.valid_runs, first_failure(after)), key)

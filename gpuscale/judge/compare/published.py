@@ -23,7 +23,7 @@ class _Ratio:
     tolerance: float
 
     def verdict(self, confidence: float) -> Verdict:
-        """Compare the ratio's confidence interval, or else the ratio itself, with the tolerance."""
+        """Compare the ratio with the tolerance, by its confidence interval if that is known."""
         low, high = self.measured.interval(confidence) or (self.measured.value,) * 2
         limit = math.log1p(-self.tolerance)
         if high < limit:
@@ -36,7 +36,7 @@ class _Ratio:
 
     @property
     def detectable_loss(self) -> float:
-        """Smallest loss that would be judged inconsistent 19 times in 20."""
+        """Smallest shortfall from the published value that is found 19 times in 20."""
         change = self.measured.relative_change()
         if change.low is None or change.high is None:
             return self.tolerance
@@ -88,7 +88,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 def _speedup_ratio(
     figure: PublishedFigure, entry: Entry, sides: Sides
 ) -> _Ratio | Statement | None:
-    """Return the measured / published speedup or why it is unknown; None if none is published."""
+    """Return the speedup's ratio, or the reason it is unknown; None if no speedup is published."""
     if figure.gpus == 1 or (published := sides.published[figure.key].speedup) is None:
         return None
     if (reference := entry.reference) is None:
@@ -109,7 +109,7 @@ def _speedup_ratio(
 
 
 def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
-    """Return the log ratio `value` with its error, from the samples and published nights."""
+    """Return the log ratio `value` with its error: the spread of samples and published nights."""
     terms = [sample.term() for sample in samples]
     if len(nights) < MINIMUM_ALLOCATIONS:
         return difference(value, terms)
@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge a row by its worst ratio: the worst verdict and, among equals, the largest loss.
+    """Judge a row by the ratio with the worst verdict; of several, by the largest shortfall.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

@@ -75,7 +75,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Advise how many more runs have at least an even chance to settle a row; None if too many."""
+    """Advise how many more runs may settle a row (at least an even chance); None if too many."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
@@ -85,7 +85,7 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
-    """State which spread would keep a row inconclusive even after many more runs."""
+    """State which source of spread would keep a row inconclusive even after many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:
@@ -95,9 +95,9 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
-    """State how many runs on each side would settle a row 4 times in 5, if a feasible number would.
+    """State how many runs on each side would settle a row 4 times in 5, if a feasible number can.
 
-    A row is settled by the verdict `regressed` if `seen` suggests a loss, or else by `ok`.
+    Settling means the verdict `regressed` if the change `seen` so far suggests a loss, else `ok`.
     """
     made = [runs.sample.count for side in (pairing.before, pairing.after) for runs in side.samples]
     most = max(_RUNS_OF_BOTH[-1], 2 * max(made))
@@ -125,11 +125,11 @@ def required_runs(
 ) -> tuple[int | None, Statement | None]:
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
-    `baseline_runs` is the number of runs in the baseline's largest night.
-
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
-    none of `FURTHER_RUNS` is enough). If a host was busy in many runs of one side, the advice is to
-    measure that side again, unless the baseline has enough allocations to show their spread.
+    no feasible number is enough). If a host was busy in many runs of one side, the advice is to
+    measure that side again; for the baseline, only if it has too few allocations to show their
+    spread. `settles` returns True for a sufficient number of further runs. `baseline_runs` is the
+    number of runs in the baseline's largest night.
     """
     if row.after is not None and were_hosts_busy(row.after.valid):
         return None, Statement.of("once_idle")
@@ -148,7 +148,7 @@ def required_runs(
 def _unknown(*, made: int, baseline_runs: int) -> Statement:
     """State that `made` runs are too few to predict how many more would settle a row.
 
-    The advice is to make twice as many or, if more but not too many, as many as the baseline has.
+    The advised total is 2 * `made` or, if that is larger but at most 4 * `made`, `baseline_runs`.
     """
     in_all = max(2 * made, baseline_runs if baseline_runs <= (1 + CREDIBLE) * made else 0)
     return Statement.of("unknown_further_runs", too_few=made, in_all=in_all)

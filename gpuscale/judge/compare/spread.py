@@ -1,4 +1,4 @@
-"""Estimate gains, and their variance between runs and between allocations (jobs or nights)."""
+"""Estimate gains over a baseline, and their variance between runs and between jobs or nights."""
 
 import math
 import statistics
@@ -47,7 +47,7 @@ class SideSample:
 
     @property
     def value(self) -> float:
-        """The judged value: log T(n), log T(n)/T(1), the log of a metric, or a metric in points."""
+        """The judged value: log T(n), log T(n)/T(1), or a metric (as a log or a fraction)."""
         return _difference([runs.sample.mean for runs in self.samples])
 
     @property
@@ -65,7 +65,7 @@ class SideSample:
 
     @property
     def variance_in_allocations(self) -> float:
-        """Variance of an allocation's value due to its runs: mean over non-outlying allocations."""
+        """Mean variance of an allocation's value due to its runs, without outlying allocations."""
         usual = self.usual_means
         return math.fsum((s.variance or 0.0) * _mean_share(s, usual) for s in self.samples)
 
@@ -76,7 +76,7 @@ class SideSample:
 
     @property
     def allocation_share(self) -> float:
-        """Fraction of the variance between allocations that remains in the judged value."""
+        """Fraction of the variance between allocations that is left after averaging over them."""
         return max(sample.allocation_share for sample in self.samples)
 
     @property
@@ -90,7 +90,7 @@ class SideSample:
         return replace(self, samples=samples)
 
     def with_at_least(self, count: int) -> "SideSample":
-        """Return the side as if each of its samples had `count` runs or more."""
+        """Return the side as if each of its samples had at least `count` runs."""
         more = ((sample, max(0, count - sample.sample.count)) for sample in self.samples)
         samples = tuple(sample.with_further_runs(lacking) for sample, lacking in more)
         return replace(self, samples=samples)
@@ -115,8 +115,8 @@ def _difference(logs: Sequence[float]) -> float:
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
-    Gains are then relative to the mean of the baseline's usual allocations, not of all its runs.
-    Two or three allocations suffice if they differ far more than their runs and more than usual.
+    Gains are then relative to the mean of the baseline's non-outlying allocations, not of all its
+    runs. It takes 4 allocations, though 2 may be enough if they differ far more than their runs.
     """
     count = len(baseline.common_allocations)
     if not current.common_allocations or count < 2:
@@ -128,7 +128,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 
 
 def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
-    """Estimate the value of the baseline (T, T(n)/T(1) or a metric) that gains are relative to."""
+    """Estimate the baseline's value (log T, log T(n)/T(1) or a metric) that gains refer to."""
     if not estimates_allocations(baseline, current):
         return baseline.own_estimate()
     means = log_sample([*baseline.usual_means.values()])
@@ -140,7 +140,7 @@ def largest_spread(
 ) -> Statement:
     """Return a statement on the largest source of a gain's variance: runs, nights or other rows.
 
-    `gain` already includes `further_runs` of the current side.
+    `gain` is computed as if the current side had `further_runs` more runs.
     """
     before = [(runs, runs.sample.count) for runs in baseline.samples]
     now = [(runs, runs.sample.count + further_runs) for runs in current.samples]
@@ -191,9 +191,9 @@ def gain_of(
 
     With A allocations and R runs on a side, the gain's variance is the variance between allocations
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
-    The former is declared or, with enough allocations, estimated with the declared one as prior.
-    `deviation` is the declared standard deviation of the value between allocations. If the terms
-    of a ratio come from different allocations, each term has `deviation_apart` instead.
+    The variance between allocations is `deviation` squared or, with enough allocations, estimated
+    with that as a prior. If the two step times of a ratio come from different allocations, each has
+    `deviation_apart` instead.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
@@ -228,7 +228,7 @@ def _gain_over_allocations(
 
 
 def _included(before: RunSample, now: RunSample, names: Iterable[str]) -> float:
-    """Return the variance of an allocation's mean in `before`, divided by that of one `now` run.
+    """Return the run variance in a `before` allocation's mean, relative to that of a `now` run.
 
     Runs of both samples are assumed to have the same variance if that of `now` is unknown.
     """

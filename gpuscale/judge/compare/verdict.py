@@ -15,7 +15,7 @@ from gpuscale.records import EntryVerdict, Facts, Finding, Limits, QuantityName,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRates:
-    """The nominal error rates of one analysis."""
+    """The significance and confidence level of one analysis."""
 
     significance: float = SIGNIFICANCE
     """One-sided p-value, adjusted for multiple testing, below which a change is significant."""
@@ -30,12 +30,12 @@ since only step times can show a slowdown that all numbers of GPUs share, and th
 
 
 def relative_fall(gain: float) -> float:
-    """Convert a gain, log(now / then), to the relative loss of a quantity that should be large."""
+    """Convert a gain, log(now / then), to the relative decrease of a higher-is-better quantity."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """Convert a gain, log(then / now), to the relative rise of a quantity that should be small."""
+    """Convert a gain, log(then / now), to the relative increase of a lower-is-better quantity."""
     return exponential(-gain) - 1
 
 
@@ -62,7 +62,7 @@ class Quantity:
 
     @property
     def loss(self) -> float:
-        """The observed loss, as a fraction; negative for a gain."""
+        """The observed change for the worse, as a fraction; negative for an improvement."""
         return self.loss_of(self.gain.value)
 
     @property
@@ -163,7 +163,7 @@ class Quantities:
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """Return a copy with the quantities of the `tests` property replaced by new ones."""
+        """Return a copy with new versions of the quantities in `tests`, given in that order."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
@@ -179,9 +179,9 @@ class Decision(NamedTuple):
 def decide(quantities: Quantities) -> Decision:
     """Decide the verdict on one row.
 
-    A lost speedup is a regression only if training on n GPUs got slower: either significantly, or
+    A lower speedup is a regression only if training on n GPUs got slower: either significantly, or
     by more than the margin with support from other numbers of GPUs or from a likelihood ratio.
-    Otherwise the row passes if faster runs on 1 GPU explain the loss; if not, it is inconclusive.
+    Otherwise the row passes if 1 GPU became faster instead; if not, it is inconclusive.
     """
     time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
@@ -215,7 +215,7 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 
 
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
-    """True if a slowdown on n GPUs explains a lost speedup far better than a gain on 1 GPU.
+    """True if a slowdown on n GPUs explains a lower speedup far better than faster runs on 1 GPU.
 
     All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
     show only this shift; if 1 GPU got faster, step times on n GPUs show only this shift.
@@ -249,7 +249,7 @@ def _doubt(quantity: Quantity) -> tuple[bool, bool, float]:
 
 
 def too_few_valid_runs(entry: Entry | None) -> Facts | None:
-    """Return the run counts of an entry that has too few valid runs to pass; otherwise None."""
+    """Return an entry's run counts if it has too few valid runs to pass; otherwise None."""
     if entry is None:
         return None
     valid, failed = entry.point.valid_runs, len(entry.failed)
@@ -261,7 +261,7 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A row's verdict and observed losses, against measured runs or a published figure."""
+    """A row's verdict and observed losses, judged against measured runs or a published figure."""
 
     row: MatchedRow
     entry: EntryVerdict
