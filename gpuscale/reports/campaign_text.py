@@ -1,4 +1,4 @@
-"""Reports on campaigns: sweeps over the nodes of a cluster, in every format, and bisections."""
+"""Reports on sweeps over the nodes of a cluster, in every output format, and on bisections."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ _THIS_HOST = "the host of the sweep, whose clock is used; synchronise them (chro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepView:
-    """A judged sweep, with everything that the report formats show."""
+    """Everything that the report formats show about a sweep over a cluster's nodes."""
 
     record: SweepRecord
     nodes: Sequence[NodeVerdict]
@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Count the sick nodes, else the unclear, else the healthy ones: `2 of 64 nodes; …`."""
+        """Number of nodes in the worst state (sick, unclear or healthy): `2 of 64 nodes; …`."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -70,7 +70,7 @@ class SweepView:
         return f"{text}; {counts[NodeState.NOT_MEASURED]} not measured ({why})" if why else text
 
     def lines(self) -> list[tuple[NodeVerdict, str, str]]:
-        """Return, for each sick or unclear node, its verdict, its speed and where it is slow."""
+        """Return (verdict, speed, text on what is slow) for each sick or unclear node."""
         found = []
         for node in self.nodes:
             if node.state in (NodeState.SICK, NodeState.UNCLEAR):
@@ -101,7 +101,7 @@ def _seen_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Compare sick and unclear nodes with healthy ones; return up to two facts for each node."""
+    """Compare sick and unclear nodes with healthy ones; return the findings, keyed by node name."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
@@ -168,7 +168,7 @@ def _csv(view: SweepView) -> str:
 
 
 def _openmetrics(view: SweepView) -> str:
-    """Return the sweep as gauges for node_exporter's textfile collector; no final line break."""
+    """Return the sweep as gauges for node_exporter's textfile collector; no final newline."""
     cluster = {"cluster": view.record.cluster, "partition": view.record.partition}
     nodes = [({**cluster, "node": node.node}, node) for node in view.nodes]
     states = [({**labels, "state": n.state.value}, 1.0) for labels, n in nodes]
@@ -200,7 +200,7 @@ _IN_ORDER = ("against the commit before it", "the rest of the commits")
 
 
 def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
-    """Describe a trial, one line per environment; each is compared with the one on the line above.
+    """Describe a bisection trial, which compares each environment with the one before it.
 
     A row holds a label such as `from` or `slower`, the environment's name, and its relative speed.
     """
@@ -218,10 +218,10 @@ def bisection_text(
     *,
     is_ordered: bool = False,
 ) -> str:
-    """Describe a bisection's finding, the loss with and without the culprits, and the next step.
+    """Describe the result of a bisection: the slowdown, the changes that cause it, the next step.
 
-    `found` refers to `changes` by index; `remedy` is the next step for the culprits. `left` lists
-    differences that were not tried. `is_ordered` is true for commits.
+    `found` refers to `changes` by index; `remedy` is the next step if the cause was found. `left`
+    lists differences that were not tried. `is_ordered` is true if the changes are commits.
     """
     rest = f"what is left: {listed(left, _MOST_NAMED)}" if left else ""
     if found.finding is BisectionFinding.SAME:
@@ -242,7 +242,7 @@ def bisection_text(
 
 
 def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
-    """Return a bisection as Markdown for an issue; `measured` names the command and machine."""
+    """Return a bisection's report as Markdown for an issue; `measured`: the command and machine."""
     parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
     blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
     return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

@@ -1,4 +1,4 @@
-"""Texts on the evidence for causes: phases, symptoms of devices and ports, changes and probes."""
+"""Texts on the evidence for a slowdown's causes: phases, devices, ports, changes and probes."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -49,7 +49,7 @@ _COMPARED_WITH = {
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """Return facts that support a cause; empty if the headline contains the only one."""
+    """Return the facts that support a cause; empty if its headline already states the only one."""
     if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
@@ -66,12 +66,12 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 
 def evidence_of(kind: type[_Kind], cause: Cause) -> list[_Kind]:
-    """Return a cause's pieces of evidence of one type."""
+    """Return the pieces of a cause's evidence that are instances of `kind`."""
     return [each for each in cause.evidence if isinstance(each, kind)]
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
-    """Format a duration, which noise may have made negative: `−5.80 ms`."""
+    """Format a duration, which noise can make negative: `−5.80 ms`; None counts as zero."""
     seconds = seconds or 0.0
     return f"{'−' if seconds < 0 else ''}{format_seconds(abs(seconds), digits)}"
 
@@ -97,7 +97,7 @@ def probe_place(probe: Probe) -> str:
 
 
 def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
-    """Yield a text for each device or group of devices with the same symptoms."""
+    """Yield a text for each group of devices that have the same symptoms."""
     texts = by_key(((each.uuid, each.host), symptom_text(each)) for each in symptoms)
     for text, devices in by_key(("; ".join(own), device) for device, own in texts.items()).items():
         hosts = listed([*dict.fromkeys(host for _, host in devices if host is not None)])
@@ -106,7 +106,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
-    """Describe up to three ports, as `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`; count the others."""
+    """Describe up to three ports, `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`, and count the rest."""
     facts = by_key((f"{each.host} {each.port}", port_text(each)) for each in symptoms)
     texts = [f"{place}: {', '.join(found)}" for place, found in facts.items()]
     yield from phrases.few(texts, _NAMED_PORTS, "port")
@@ -124,7 +124,7 @@ def port_text(symptom: PortSymptom) -> str:
 
 
 def symptom_text(symptom: DeviceSymptom) -> str:
-    """Describe a symptom and the value it is compared with: `PCIe x8, x16 in the baseline`."""
+    """Describe a device's symptom and the usual value: `PCIe x8, x16 in the baseline`."""
     now, usual = symptom.now, symptom.usual or 0.0
     if symptom.kind in (CauseKind.NVLINK, CauseKind.XGMI) and symptom.usual is None:
         return f"{now:.0f} new {symptom.kind} errors"

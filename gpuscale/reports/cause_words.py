@@ -1,4 +1,4 @@
-"""Texts on the causes of losses: headlines, statements and next steps."""
+"""Texts on the causes of performance losses: headlines, statements and next steps."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from gpuscale.reports.cause_evidence import (
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """Summarise one cause, `exposed all-reduce +14 ms`, or several similar causes as a range."""
+    """Summarise a cause: `exposed all-reduce +14 ms`; similar causes give a range of times."""
     return _headline_and_statement(cause, *alike)[0]
 
 
@@ -28,14 +28,14 @@ def statement(cause: Cause) -> str:
 
 
 def whole_line(cause: Cause, device: str) -> str:
-    """Describe a cause in one line: `computing +14 ms (83 % of …): …; from 4 GPUs on`."""
+    """Return a cause's headline, share, statement and scope in one line: `computing +14 ms …`."""
     words, sentence = _headline_and_statement(cause)
     where = scope(cause, device)
     return f"{words}{share_text(cause)}: {sentence}{'; ' if where else ''}{where}"
 
 
 def share_text(*alike: Cause) -> str:
-    """Return similar causes' share of the growth, ` (83 % of what got longer…)`, or nothing."""
+    """Return the causes' share of the lost time: ` (83 % of what got longer)`; empty if unknown."""
     shares = sorted(cause.share for cause in alike if cause.share is not None)
     if not shares:
         return ""
@@ -47,7 +47,7 @@ def share_text(*alike: Cause) -> str:
 
 
 def scope(cause: Cause, device: str) -> str:
-    """Return the device counts that a cause affects: `from 8 GPUs on, not on 4`; may be empty."""
+    """Describe which device counts a cause affects: `from 8 GPUs on, not on 4`; may be empty."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -65,7 +65,7 @@ def scope(cause: Cause, device: str) -> str:
 
 
 def next_step(cause: Cause) -> str:
-    """Return what the user should run or check next; empty if the cause suggests nothing."""
+    """Return what the user should run or check next; empty if the cause has no known remedy."""
     if (remedy := cause.remedy) is None:
         return ""
     hosts = remedy.hosts
@@ -95,7 +95,7 @@ def _grown_s(cause: Cause) -> float:
 
 
 def _baseline(cause: Cause) -> str:
-    """Return `(baseline: 41 ms)`, and the gain from shorter communication if it is large."""
+    """Return `(baseline: 41 ms)`, and the time saved by shorter communication unless negligible."""
     baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):

@@ -1,4 +1,4 @@
-"""Table columns for every report format; a column defines its cells' value, text and interval."""
+"""Table columns for every report format: how to get a cell's value, text and interval."""
 
 import csv
 import io
@@ -81,7 +81,7 @@ class Column(Generic[_Row]):
 
 
 def fields_of(attribute: str, *names: str) -> list[Column[Any]]:
-    """Return a column for each named field of an attribute of the rows, such as `entry.key`."""
+    """Return columns that read the fields `names` of a row's attribute, such as `entry.key`."""
     return [Column(name, value=attrgetter(f"{attribute}.{name}")) for name in names]
 
 
@@ -110,22 +110,22 @@ _UNRECORDED = {"GPUs": "devices", "batch/GPU": "batch/device", "GPU-hours": "dev
 
 
 def named_on(devices: Iterable[str], rows: Iterable[Mapping[str, _Cell]]) -> list[dict[str, _Cell]]:
-    """Return the rows; headers such as `GPUs` are renamed if the devices are CPUs or unknown."""
+    """Return the rows; rename headers such as `GPUs` if the devices are CPUs or unknown."""
     kinds = {*devices}
     names = _UNRECORDED if UNRECORDED in kinds else _ON_CPU if kinds == {"cpu"} else {}
     return [{names.get(header, header): cell for header, cell in row.items()} for row in rows]
 
 
 def level_text(level: Scaling) -> str:
-    """Return a step time with its spread, or a metric's value if it replaces the step time."""
+    """Return the step time with its interval, or the metric that was measured instead."""
     return (STEP_TIME if level.value is None else VALUE).cell(level).line
 
 
 def odd_run_text(runs: Iterable[Run]) -> str:
     """Describe the outlier among the runs of a row; return an empty text if there is none.
 
-    `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. The run's hosts
-    follow its start time if another run used different hosts.
+    Example: `run 3 (2026-11-20 02:10) stands out: 140 ms, the others 100 ms to 101 ms`. If another
+    run used different hosts, the outlier's hosts follow its start time.
     """
     by_cost = sorted((run for run in runs if run.is_valid), key=lambda run: run.log_cost)
     if (place := odd_run([run.log_cost for run in by_cost])) is None:
@@ -170,7 +170,7 @@ def csv_text(columns: Sequence[Column[_Row]], rows: Iterable[_Row], **common: ob
 
 
 def _plain(value: object) -> object:
-    """Format a CSV value: at most 12 significant digits, lower-case booleans, formulas quoted."""
+    """Format a CSV value: at most 12 digits, lower-case booleans; quote spreadsheet formulas."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

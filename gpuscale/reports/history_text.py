@@ -29,7 +29,7 @@ _MOST_NIGHTS = FEWEST_NIGHTS + 1
 def render(history: History, screen: Screen, judged: tuple[str, str] | None = None) -> str:
     """Return the history as text, the latest changes first, without a final line break.
 
-    `judged` is the last night's verdict from a comparison with earlier nights: a word and a text.
+    `judged` is the verdict of comparing the last night with earlier ones, as a word and a text.
     """
     first = (level_header(history), STANDING)
     lines = [*_head(history, screen, judged)]
@@ -51,7 +51,7 @@ def render(history: History, screen: Screen, judged: tuple[str, str] | None = No
 
 
 def notes(history: History) -> Iterator[str]:
-    """Yield notes on the history, such as gradual losses and unusual or missing nightly results."""
+    """Yield notes on the history, such as gradual slowdowns, outlying nights and ignored nights."""
     names, rows, of_rows = history.names, history.rows, _row_names(history)
     if history.left_out:
         yield f"left out: {', '.join(history.left_out)}"
@@ -86,7 +86,7 @@ def _recent_change(history: History) -> Iterator[str]:
 
 
 def _far_nights(history: History) -> set[int]:
-    """Return the outlying nights and, for each noisy row, the one night that makes it noisy."""
+    """Return the indices of outlying nights, including any single night that makes a row noisy."""
     far = set[int]()
     for row in history.rows:
         far.update(row.outlying, row.nights[-1:] if row.stands_out else ())
@@ -97,7 +97,7 @@ def _far_nights(history: History) -> set[int]:
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the slowest nodes, each compared with neighbouring nights without it."""
+    """Return a table of the slowest nodes, comparing each with adjacent nights on other nodes."""
     unknown, rows = "too few nights to tell it from the machine", []
     for effect in history.nodes[:_MOST_NODES]:
         speed = phrases.change_text(effect.speed) if effect.speed else unknown
@@ -131,7 +131,7 @@ def nights_text(history: History) -> str:
 
 
 def level_header(history: History) -> str:
-    """Return the header of the column with step times, or with the metrics measured instead."""
+    """Return the header of the column with measured values: `step time`, or `value` for metrics."""
     return next(iter(level_columns(row.point.configuration for row in history.rows)))
 
 
@@ -172,7 +172,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
-    """Return a table of the latest nightly results; the prefix `day` is removed from headers."""
+    """Return a table of the latest nightly results; headers omit the date `day` that all share."""
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
@@ -199,7 +199,7 @@ def _no_change_text(history: History) -> str:
 
 
 def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
-    """Describe an event: `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
+    """Return an event's title, `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
@@ -221,7 +221,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the worst verdict as a word, and all as text; None if every row has too few nights."""
+    """Return the worst verdict as a word and all verdicts as text; None with too few nights."""
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate_word(history)
     if all(row.nights_missing for row in rows):

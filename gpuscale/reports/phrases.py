@@ -120,7 +120,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
-    """Join items, `4` or `1, 2 and 4`; a longer list ends with the number of items left out."""
+    """Join items as `1, 2 and 4`; after `most` items, count the rest: `1, 2 and 6 more`."""
     *others, last = map(str, items)
     if len(others) >= most:
         *others, last = *others[:most], f"{len(items) - most} more"
@@ -191,7 +191,7 @@ def software_text(environment: Environment) -> str:
 def injection_warning(injections: Sequence[str], device: str = "", *counts: int) -> str:
     """Return the warning `INJECTED data=5ms: not a real result`; empty without injected faults.
 
-    It also names those of `counts` (numbers of devices) that are too small for the faulty rank.
+    It also names the numbers of devices in `counts` on which the faulty rank does not exist.
     """
     rank = min(map(int, re.findall(r"=(\d+)[:@]", " ".join(injections))), default=0)
     few = sorted(count for count in counts if count <= rank)
@@ -212,14 +212,14 @@ def known_text(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def percent_text(fraction: float, more: int = 0) -> str:
-    """Format a change as `−9.1 %`, or above +1000 % as a factor, `×12.0`; `more` adds digits."""
+    """Format a change as `−9.1 %`, or above +1000 % as a factor, `×12.0`; `more`: extra digits."""
     if fraction > 10:
         return f"×{significant(1 + fraction, 3 + more)}"
     return format_percent(fraction, signed=True, decimals=1 + more)
 
 
 def spread_text(estimate: Estimate, form: Callable[[float], str]) -> str:
-    """Format an interval, `±2.1 %`, or its bounds if it is wide; empty without an interval."""
+    """Format an estimate's interval as `±2.1 %`, or as bounds if it is wide; empty if unknown."""
     if estimate.low is None or estimate.high is None:
         return ""
     half = (estimate.high - estimate.low) / 2 / estimate.value
@@ -254,8 +254,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, return only the change. Return only `UNCERTAIN` if the interval contains
-    zero and one of its bounds is more than a factor of two from the change (−50 % is factor 0.5).
+    Without an interval, return only the change. If the interval contains zero and extends over
+    more than a factor of two to one side of the change, return only `UNCERTAIN`.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]
@@ -274,7 +274,7 @@ def change_text(change: Estimate) -> str:
 
 
 def found_change_text(change: Estimate | None) -> str:
-    """Format a detected change, and say if its size is uncertain; return `–` for None."""
+    """Format a detected change, and say if its size is uncertain; return `–` if it is None."""
     if change is None:
         return UNKNOWN
     text = change_text(change)

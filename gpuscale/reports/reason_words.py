@@ -1,4 +1,4 @@
-"""Sentences for the reasons of verdicts and for notes, and the format of each fact in them."""
+"""Sentence templates for the reasons of verdicts and for notes, and formats of their facts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -307,7 +307,7 @@ def reason_text(entry: EntryVerdict) -> str:
 
 
 def text_beyond_table(entry: EntryVerdict) -> str:
-    """Explain a verdict without numbers that the table shows, unless it is a loss; may be empty."""
+    """Explain a verdict; unless it is a loss, omit numbers that the table shows. May be empty."""
     reason, sentence = entry.reason, WORDS[entry.reason.code].beyond_table
     if sentence is None or entry.verdict.is_loss:
         return reason_text(entry)
@@ -328,7 +328,7 @@ def statement_text(statement: Statement, device: str = "") -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason and the reasons nested in `otherwise`, each preceded by its remedy, if any."""
+    """Yield a reason and the reasons nested in `otherwise` facts; a reason's remedy precedes it."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):

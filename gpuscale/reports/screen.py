@@ -49,7 +49,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """Detect the width and colour support of a stream; NO_COLOR disables colour."""
+        """Detect the width and colour support of a stream; setting NO_COLOR disables colour."""
         # See no-color.org.
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         columns = max(columns_of(stream), _NARROWEST)
@@ -92,7 +92,7 @@ def padded(text: str, width: int, side: str = "<") -> str:
 
 
 def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
-    """Wrap each line to a width in columns; leave tables, which have line breaks, unchanged."""
+    """Wrap each text to a width in columns; leave tables, which have line breaks, unchanged."""
     for line in lines:
         yield from [line] if "\n" in line else wrapped(line, columns)
 
@@ -101,7 +101,7 @@ def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]
     """Wrap a line to a width in columns without splitting words.
 
     The indentation is kept. Continuation lines are indented by `hanging` more columns; by default
-    they align with the text after a label, which ends in two spaces, or are indented by 4 more.
+    by the width of a label that ends in two spaces, or by 4 if there is no such label.
     """
     columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))
@@ -167,7 +167,7 @@ def _drawn(
 ) -> str:
     """Draw a table from columns, each a header followed by its cells; long headers are wrapped.
 
-    `above` has a text for each row, written once above successive rows that share it, or is empty.
+    `above` is empty or has a text for each row, written once above successive rows that share it.
     """
     heads = {name: textwrap.wrap(name, widths[name]) for name, *_ in columns}
     height = max(map(len, heads.values()))
@@ -212,8 +212,8 @@ def redrawn(
 ) -> Iterator[None]:
     """Redraw a text periodically while the context is active, and erase it at the end.
 
-    A thread calls `text`; if the result is None or empty, the line stays as it is. `behind` draws
-    the text after what the line already shows. If the stream is None, nothing is drawn.
+    A thread calls `text`; if the result is None or empty, the line stays as it is. If `behind`, the
+    text follows what the line already shows. If the stream is None, nothing is drawn.
     """
     if stream is None:
         yield

@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 class Explanation(NamedTuple):
-    """An explanation of the verdicts on one or more rows."""
+    """Why one or more rows got their verdict: the reason, metrics that got worse, and causes."""
 
     subject: str
     """Rows that share the explanation: `both rows, for example on 4 GPUs`."""
@@ -78,7 +78,7 @@ class View:
 
 
 def view_of(comparison: Comparison, measured: Side) -> View:
-    """Create the view of a comparison, formatted for a file or log rather than a terminal."""
+    """Create the view of a comparison, for a file or log; `measured` has the current runs."""
     rows = rows_of(comparison.entries, measured)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     device = device_of(comparison.entries)
@@ -110,8 +110,8 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows that differ only in their numbers share an explanation, which quotes the row with the most
-    devices. If the headline contains `advice`, the first explanation gives no next steps. Advice is
-    not repeated, nor is the bare statement that a cause is unknown.
+    devices. `advice` holds the next steps that the headline gives: explanations do not repeat them,
+    and the first explanation gives none if there are any.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
@@ -142,7 +142,7 @@ def _is_explained(row: Row) -> bool:
 
 
 def _row_group_key(row: Row) -> object:
-    """Return a key for grouping rows that differ only in their numbers."""
+    """Return a key that is equal for rows that differ only in their numbers."""
     entry = row.entry
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on

@@ -1,4 +1,4 @@
-"""The headline of a comparison: verdict, warnings, first cause, changes and both sides."""
+"""The headline of a comparison: verdict, warnings, first cause, changes, and what was compared."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the headline, except next steps, as (label, text) lines; `rows` are worst first."""
+    """Return the headline without next steps as (label, text) pairs; `rows` must be worst first."""
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now = comparison.before, comparison.after
@@ -55,7 +55,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
 
 
 def is_headlined(note: Statement) -> bool:
-    """True for a note that is part of the headline."""
+    """True if the headline contains this note, so that the list of notes omits it."""
     is_change = note.code in ("environment_changed", "recently_changed")
     return is_change or WORDS[note.code].caution is not None
 
@@ -76,7 +76,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a description of the loss for each kind of finding, with row counts if kinds differ."""
+    """Yield a description of each kind of loss, with row counts if there is more than one kind."""
     of_several = {row.entry.finding for row in rows if row.entry.key.gpus > 1}
 
     def kind(row: Row) -> object:
@@ -131,7 +131,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Explain why rows without a loss do not pass, with row counts if the reasons differ."""
+    """Say why rows are neither loss nor pass; with several reasons, count the rows of each."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -145,7 +145,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the overall verdict on passing rows and a text: their gains and the loss ruled out."""
+    """Return the overall verdict on passing rows, and a text on gains and the loss ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains = by_key(
         (row.quantity, row.change.value)
@@ -173,7 +173,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the main cause, `computing +10 ms; all 3 rows`, or why none is known; may be empty."""
+    """Return the main cause, `computing +10 ms; all 3 rows`, or why it is unknown, or nothing."""
     if not (shared := sharing(rows)):
         return ""
     causes = [row.entry.causes[0] for row in shared]
@@ -186,9 +186,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 def changes_of(
     comparison: Comparison, entries: Sequence[EntryVerdict]
 ) -> Iterator[tuple[str, Sequence[EnvironmentChange]]]:
-    """Yield environment changes between the two sides, and on the nights when losses began.
+    """Yield the environment changes between the two sides, and those on nights when losses began.
 
-    Each pair is an introduction, such as `on 2026-11-05: ` or empty, and a group of changes.
+    Each item is an introduction, such as `on 2026-11-05: ` or empty, and a group of changes.
     """
     for note in comparison.notes:
         if note.code == "environment_changed":

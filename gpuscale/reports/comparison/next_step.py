@@ -38,7 +38,7 @@ class _Step(NamedTuple):
 def next_steps(
     comparison: Comparison, rows: Sequence[Row], measured: Side
 ) -> Iterator[tuple[str, str]]:
-    """Yield (label, text): each step as `next`, `then` or `or`, and its command, if any, as `run`.
+    """Yield (label, text) pairs; the label is `next`, `then` or `or`, and for a command `run`.
 
     The rows must be ranked, the worst first; `measured` is the side with the current runs.
     """
@@ -50,7 +50,7 @@ def next_steps(
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
-    """Return the steps, with `compare again` after the last measurement if needed and possible."""
+    """Insert the step `compare again` after the last measurement, unless useless or impossible."""
     before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
     at = max((n for n, s in enumerate(steps) if s.command.startswith(_PROGRAMS)), default=-1)
     command, of_nights = steps[at].command if steps else "", comparison.baseline_kind == "nights"
@@ -66,13 +66,13 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
-    """Return non-empty advice as alternative steps, labelled `next` and then `or`."""
+    """Return non-empty advice as alternative steps, the first labelled `next`, the others `or`."""
     given = [(way, "") if isinstance(way, str) else way for way in ways if way]
     return [_Step("or" if number else "next", *way) for number, way in enumerate(given)]
 
 
 def _first(first: str | _Command, then: Sequence[_Step]) -> list[_Step]:
-    """Prepend a `next` step to other steps, and relabel the first of these `then`."""
+    """Put a new `next` step before the given steps; the step after it is labelled `then`."""
     return [*_either(first), then[0]._replace(label="then"), *then[1:]]
 
 
@@ -89,7 +89,7 @@ class _Adviser:
         return min(self.rows, key=_rank)
 
     def steps(self) -> list[_Step]:
-        """Return the steps advised by a note, the first cause or a row; empty if none is needed."""
+        """Return the next steps, based on notes, the first cause and the rows; may be empty."""
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         if weight == 0 and self.measured.injections:
@@ -127,7 +127,7 @@ class _Adviser:
         return found or self._remedy([worst])
 
     def _is_close(self, row: Row) -> bool:
-        """True if a row's true loss may be under half the estimate; never for nightly baselines."""
+        """True if the loss may be under half its estimate; always False for nightly baselines."""
         if (change := row.change) is None or change.high is None:
             return False
         return self.comparison.baseline_kind != "nights" and change.value < min(0, 2 * change.high)
@@ -156,13 +156,13 @@ class _Adviser:
         return self._remedy([worst, *rows])
 
     def _some(self, wanted: Sequence[Row]) -> str:
-        """Return `it` if all undecided rows are wanted, the name of a lone row, or `some rows`."""
+        """Refer to the rows as `it` (all undecided rows), by name (a single row) or `some rows`."""
         if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
             return "it"
         return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
 
     def _remedy(self, chosen: Sequence[Row]) -> list[_Step]:
-        """Return the first remedy for the reasons of these rows; empty if they have no remedy."""
+        """Return the first remedy that these rows' reasons suggest; empty if they suggest none."""
         remedy = next((w.remedy for row in chosen for w in _words(row) if w.remedy), "")
         return self._longer() if remedy == LONGER else _either(remedy.format(maker=self._program))
 
@@ -174,7 +174,7 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return a text and the command of the current runs plus `options`, minus `dropped`."""
+        """Return `text` and the current runs' command with `options` added, `dropped` removed."""
         words = shlex.split(self.measured.started_as or "")
         words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
         at = words.index("--") if "--" in words else len(words)
@@ -196,7 +196,7 @@ class _Adviser:
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Return advice to make `more` runs per row; the time given includes `then` later runs."""
+        """Return advice to make `more` runs per row; the duration includes `then` later runs."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
@@ -212,7 +212,7 @@ class _Adviser:
         return sum(row.wall_s / (row.valid_runs or 1) for row in self.rows)
 
     def _longer(self) -> list[_Step]:
-        """Return advice on longer runs or, if these would hardly help, on other ways to decide."""
+        """Return advice on longer runs or, if they would hardly help, on other remedies."""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
         longer = "find what disturbs these runs ('gpuscale doctor')"
@@ -231,7 +231,7 @@ class _Adviser:
         return _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
 
     def _how_to_find_change(self) -> str | _Command:
-        """Return advice on finding the harmful change; empty if no change is recorded."""
+        """Return advice on finding the environment change at fault; empty if none is recorded."""
         comparison = self.comparison
         sides = (comparison.before.files, comparison.after.files)
         is_of_packages = any(note.code == "packages_changed" for note in comparison.notes)
@@ -247,7 +247,7 @@ class _Adviser:
         return "find the package", f"gpuscale bisect {files} --gpus {entry.key.gpus} {measured}"
 
     def _more_before(self) -> list[_Step]:
-        """Return advice on adding runs to the baseline."""
+        """Return advice for rows that need more baseline runs (or nights) for a verdict."""
         comparison, rows = self.comparison, self.rows
         notes = {note.code: note.facts for note in comparison.notes}
         if "same_allocation" in notes:
@@ -293,26 +293,26 @@ def _is_single(row: Row) -> bool:
 
 
 def _rank(row: Row) -> tuple[int, bool, float]:
-    """Return a sort key: worst verdicts first, and inconclusive rows by loss, the largest first."""
+    """Return a sort key: worst verdict first; among inconclusive rows, largest loss first."""
     is_open = row.entry.verdict is Verdict.INCONCLUSIVE
     change = row.change.value if is_open and row.change else 0.0
     return row.entry.verdict.weight, is_open, change
 
 
 def _soon(row: Row) -> int:
-    """Total number of runs that should settle a row, or show how many will; 0 if unknown."""
+    """Return how many runs, present ones included, a row should have next; 0 if unknown."""
     further = row.entry.further_runs
     return row.valid_runs + further if further else _asked(row, "in_all")
 
 
 def _asked(row: Row, name: str) -> int:
-    """Return the largest count called `name` in the facts of a row's reason; 0 if there is none."""
+    """Return the largest count stored as `name` in the facts of a row's reason; 0 if none is."""
     found = (part.facts.get(name, 0) for part in parts_of(row.entry.reason))
     return max(count for count in found if isinstance(count, int))
 
 
 def _is_slower(row: Row) -> bool:
-    """True if the interval of a row's change lies below zero."""
+    """True if a row is proven slower: the interval of its change lies entirely below zero."""
     return row.change is not None and (row.change.high or 0.0) < 0
 
 
@@ -324,7 +324,7 @@ def _about(seconds: float) -> str:
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
-    """Return the most serious note's advice; empty if advice on a cause or row takes precedence."""
+    """Return the most serious note's advice, if any; if all rows pass, only urgent notes count."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"
@@ -337,7 +337,7 @@ def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -
 
 
 def _is_change_suspected(comparison: Comparison, rows: Sequence[Row]) -> bool:
-    """True if a recorded change may explain the first cause, which must be common to these rows."""
+    """True if a recorded environment change may explain the first cause, which all `rows` share."""
     kind, entries = rows[0].entry.causes[0].kind, [row.entry for row in rows]
     return any(note.code == "packages_changed" for note in comparison.notes) or any(
         may_lead_to(change, kind)

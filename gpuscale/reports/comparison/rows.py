@@ -40,7 +40,7 @@ _NAMED_SUBJECTS = 3
 
 
 class Item(NamedTuple):
-    """An item of a list, such as a cause with its evidence and the next step."""
+    """A list item of a report: a line such as a cause, facts that support it, and a next step."""
 
     line: str
     facts: Sequence[str] = ()
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Both values, `98.1 → 115 ms`; if they have the same unit, it appears once."""
+        """Both values, `98.1 → 115 ms`; a unit that they share appears once."""
         if self.then == self.now == phrases.UNKNOWN:
             return phrases.UNKNOWN
         number, _, unit = self.then.partition(" ")
@@ -66,7 +66,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of the comparison; its name is unique among rows on the same number of GPUs."""
+    """Texts and numbers that reports show for one row of a comparison."""
 
     entry: EntryVerdict
     name: str
@@ -101,12 +101,12 @@ class Row:
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
-    """Return the type of the devices that were measured; empty if no row was measured."""
+    """Return the type of the measured devices, such as `cuda`; empty if no row was measured."""
     return next((entry.device for entry in entries if entry.device), "")
 
 
 def rows_of(entries: Sequence[EntryVerdict], measured: Side) -> list[Row]:
-    """Return a row for each entry, in the same order, with the durations of its measured runs."""
+    """Return a row for each verdict, in the same order; `measured` has the current runs."""
     columns = {**level_columns(each.configuration for each in entries), "E": EFFICIENCY}
     return [
         _row(entry, name, measured.runs_of(entry.key, entry.configuration), columns)
@@ -180,7 +180,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Describe the loss that the verdict `ok` allows; empty if within the default tolerance."""
+    """Say which loss the verdict `ok` still allows; empty if it is within the default tolerance."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""
@@ -188,7 +188,7 @@ def _allowed(reason: Statement) -> str:
 
 
 def _metric_cell(metric: MetricVerdict) -> Cell:
-    """Return a metric's values, change and interval; mark shares of a step with `of the step`."""
+    """Return a cell with a metric's values on both sides, their change and its interval."""
     spec, ends = metric.metric, (metric.baseline, metric.current)
     values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
     change, *bounds = phrases.change_texts(metric.change)
@@ -199,7 +199,7 @@ def _metric_cell(metric: MetricVerdict) -> Cell:
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[Item]) -> Iterator[str]:
-    """Yield the lost metrics, then the numbered causes with their evidence and next steps."""
+    """Yield the metrics that got worse, then the numbered causes with evidence and next steps."""
     yield from lost_metrics
     for number, cause in enumerate(causes, start=1):
         yield f"{number}. {cause.line}"
@@ -209,7 +209,7 @@ def detail_lines(lost_metrics: Sequence[str], causes: Sequence[Item]) -> Iterato
 
 
 def finding_of(entry: EntryVerdict) -> str:
-    """Return an entry's finding as text: `scaling loss` or `more memory`; empty without one."""
+    """Return what was found in a row, such as `scaling loss`; empty if nothing was found."""
     if isinstance(entry.finding, MetricSpec):
         return entry.finding.worse
     has_metric = entry.configuration is not None and entry.configuration.metric is not None
@@ -219,7 +219,7 @@ def finding_of(entry: EntryVerdict) -> str:
 
 
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
-    """Return rows as text: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if `among` has no others."""
+    """Name the rows: `gpt/ddp on 1 and 4 GPUs`, or `all 3 rows` if `among` has no further rows."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
@@ -227,7 +227,7 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def loss_ruled_out(rows: Sequence[Row]) -> str:
-    """Say which loss the passing rows rule out; empty if unknown, or if all rows pass."""
+    """Say which loss the `ok` rows rule out; empty if unknown, or if all are ok (see headline)."""
     passed = [row for row in rows if row.entry.verdict is Verdict.OK]
     bounded = [row for row in passed if "bound" in row.entry.reason.facts]
     if not bounded or len(passed) == len(rows):
@@ -236,7 +236,7 @@ def loss_ruled_out(rows: Sequence[Row]) -> str:
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
-    """Return a unique name for each entry, with options if needed to distinguish the rows."""
+    """Name each entry uniquely among those on the same number of GPUs; add options if needed."""
     apart = phrases.set_apart([e.configuration for e in entries if e.configuration is not None])
     seen: Counter[tuple[str, int]] = Counter()
     names = []
@@ -249,7 +249,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
 
 
 def cause_group_key(cause: Cause) -> object:
-    """Return a key for grouping causes that differ only in numbers or in the devices of a host."""
+    """Return a key for grouping causes; it ignores numbers and which devices of a host are hit."""
     seen = {
         (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
         for each in cause.evidence
@@ -261,9 +261,9 @@ def cause_group_key(cause: Cause) -> object:
 
 
 def sharing(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that share the most frequent first cause, among those with the worst verdict.
+    """Return the rows with the worst verdict that share the most frequent first cause.
 
-    Established causes take precedence; ties go to the cause that cost the most time.
+    Known causes take precedence over unknown ones; ties go to the cause that cost the most time.
     """
     heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
     found = [row for row in heaviest if row.entry.causes and _has_lost(row)]

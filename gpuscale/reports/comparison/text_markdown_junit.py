@@ -69,7 +69,7 @@ def _labelled(label: str, text: str, columns: int) -> list[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the names of rows that share a short reason and a verdict, keyed by the reason."""
+    """Return short reasons that several rows of one verdict share, mapped to the rows' names."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
@@ -79,7 +79,7 @@ def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
 def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Reasons in `said` are omitted. If the table is wider than the screen, names get their own lines.
+    Reasons in `said` are omitted. If the table is too wide, row names get lines of their own.
     """
     cells = _cells(rows)
     heads = {name: name for name in cells[0]}
@@ -106,7 +106,7 @@ def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterato
 
 
 def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return the cells of each row, from its name to its verdict, keyed by header."""
+    """Return each row's table cells (name, number of GPUs, values, verdict), keyed by header."""
     cells = (
         {
             "case": row.name,
@@ -179,7 +179,7 @@ def _markdown_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
-    """Yield a Markdown block for each explanation: its reason, then lost metrics and causes."""
+    """Yield a Markdown block for each explanation: reason, metrics that got worse, and causes."""
     for found in explanations:
         reason = found.reason and f": {_plain(found.reason)}"
         lines = [f"**{_plain(found.subject)}**{reason}"]
@@ -213,8 +213,8 @@ def junit(view: View) -> str:
 
     It follows both schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
     (`JUnit.xsd` of Windy Road). Neither allows properties in a test case. A loss is a failure;
-    any other row that does not pass is an error, as is a comparison without rows. So the report is
-    green only if the exit code is 0.
+    any other row that does not pass is an error, as is a comparison without rows. So all tests
+    pass only if the exit code is 0.
     """
     cases = [_case(row) for row in view.ranked]
     if not cases:

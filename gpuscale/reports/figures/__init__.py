@@ -1,4 +1,4 @@
-"""Pictures of results, baselines and histories, drawn by matplotlib (the extra `plots`)."""
+"""Figures of results, baselines and histories, drawn by matplotlib (install extra `plots`)."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Figure of a machine's nightly results: each row's throughput, levels and changes."""
+"""Figure of a machine's nightly results: each row's throughput, and when its level changed."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """Draw each row's nightly throughput, rows with level changes first; None without rows."""
+    """Draw each row's nightly throughput, those with level changes first; None without rows."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -104,8 +104,8 @@ def _notes(history: History) -> Iterator[str]:
 def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
     """Draw a row's nightly throughput, and a line at each level.
 
-    The line joins the means from which the changes before and after the level are computed. It
-    may slope if the level has more than 15 nights, since a change uses only the nearest 15.
+    A level's line joins the means of its first and its last nights, at most 15 each. So the line
+    of a longer level may slope.
 
     An outlying night outside the axis limits is drawn at the limit, with a label. Nights are evenly
     spaced, since on a date axis a single wrong date would squeeze the rest.
@@ -155,7 +155,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
 
 
 def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
-    """Return the limits of the y axis; with many nights, long intervals extend beyond them."""
+    """Return the limits of the y axis, which may cut off very long confidence intervals."""
     lowest, highest = min(each.value for each in nights), max(each.value for each in nights)
     longest = highest if len(nights) <= FEWEST_NIGHTS else highest - lowest + _LEAST_ROOM * highest
     lowest = max(lowest - longest, min(each.low or each.value for each in nights))
@@ -165,7 +165,7 @@ def _axis_ends(nights: Sequence[Estimate]) -> tuple[float, float]:
 
 
 def _rates(night: Night, points: Collection[PointKey]) -> dict[PointKey, Estimate]:
-    """Return each point's mean over one night: samples/s, or the value of the point's metric."""
+    """Return each point's mean throughput (samples/s) or metric over the runs of one night."""
     measured = ((PointKey.of(run), run) for run in night.runs)
     costs = by_key((point, run.log_cost) for point, run in measured if point in points)
     return {
@@ -181,7 +181,7 @@ def _rate(level: Scaling) -> Estimate:
 
 
 def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
-    """Yield each level's rates, keyed by night and interpolated from its first mean to its last."""
+    """Yield each level's rate on every night, interpolated between the means at its two ends."""
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     is_new = row.changes and row.level_nights <= REMEMBERED
     befores = [*(change.before for change in row.changes), None if is_new else row.level]
@@ -195,14 +195,14 @@ def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
 
 
 def _moment(row: RowHistory, change: RowChange) -> float:
-    """Return the position of a change of level on the axis, halfway between two nights."""
+    """Return the x position of a change of level, halfway between the nights before and after."""
     return (row.nights[row.nights.index(change.onset) - 1] + change.onset) / 2
 
 
 def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: int) -> None:
-    """Draw and label a line at each change of level; label nights outside the axis limits.
+    """Draw a labelled line at each change of level, and label the nights outside the axis limits.
 
-    `beyond` maps these nights to their change from the level (`+12 %`); `count` counts all nights.
+    `beyond` maps these to their distance from the level (`+12 %`); `count` is that of all nights.
     """
     # Of a metric whose smaller values are better, the drawn change is not that of performance.
     changes: dict[float, str] = {

@@ -98,7 +98,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A finished figure, its title, and the items that did not fit."""
+    """A figure, its title, and what was left out of it for lack of space."""
 
     figure: Figure
     title: str
@@ -107,7 +107,7 @@ class Picture:
 
 
 def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
-    """Return styles keyed by variant (strategy with options); omit variants if no style is left.
+    """Return styles keyed by variant (strategy with options), until the styles run out.
 
     `strategies` maps variants to strategies. The alphabetically first variant of a strategy gets
     the strategy's style in `STYLES`, if any; the others get unused styles.
@@ -121,21 +121,21 @@ def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
 
 
 def distinct_names(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """Return a unique name for each configuration, shortened if it is long and remains unique."""
+    """Return unique names of the configurations; long names are shortened if all stay unique."""
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
 
 
 def shortened(name: str) -> str:
-    """Replace the middle of a long name by an ellipsis."""
+    """Replace the middle of a long name with an ellipsis."""
     if len(name) <= _MOST_CHARACTERS:
         return name
     return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
 
 
 def left_out_of(word: str, count: int) -> list[str]:
-    """Return the count of items omitted for lack of space, `2 more cases`; empty if none."""
+    """Say how many items were omitted for lack of space, `2 more cases`; empty if none were."""
     return [counted(count, f"more {word}")] if count > 0 else []
 
 
@@ -148,10 +148,10 @@ def drawn(
     notes: Iterable[str],
     left_out: Sequence[str],
 ) -> Iterator[Picture]:
-    """Yield a picture with an empty figure in the common style, not registered with pyplot.
+    """Yield a picture with an empty figure to draw on; add its legend and notes afterwards.
 
     All labelled artists get a common legend above the plots. Notes and omitted items are printed
-    below the figure in small type, injected faults first.
+    below the figure in small type, after a warning if faults were injected.
     """
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
@@ -178,14 +178,14 @@ def drawn(
 def svg_of(picture: Picture) -> str:
     """Return the picture as an SVG element that takes the colours of the surrounding text.
 
-    Pictures with different titles never share an element ID.
+    Pictures with different titles never share an element ID, so one page can contain several.
     """
     text = _element(picture, background="none")
     return text.replace(INK, "currentColor").replace(SURFACE, "var(--surface, Canvas)")
 
 
 def content_of(picture: Picture, kind: str) -> bytes:
-    """Return the bytes of an image file with a white background, identical for equal pictures."""
+    """Return the bytes of an SVG, PDF or PNG file on white; equal pictures give equal bytes."""
     if kind == "svg":
         return f"{_element(picture, background='white')}\n".encode()
     words = {"Title": picture.title}
@@ -197,7 +197,7 @@ def content_of(picture: Picture, kind: str) -> bytes:
 
 
 def _element(picture: Picture, *, background: str) -> str:
-    """Return an SVG element with an accessible name, but without style rules."""
+    """Return an SVG element with a title for screen readers, without page-wide style rules."""
     title = html.escape(picture.title)
     written = io.StringIO()
     with mpl.rc_context({**_LOOK, "svg.hashsalt": title}):

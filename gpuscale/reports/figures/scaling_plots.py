@@ -39,12 +39,12 @@ class _Curve:
 
     @property
     def name(self) -> str:
-        """Strategy and options, followed by `baseline` or `published` unless from current runs."""
+        """Name in the legend: the label, plus `baseline` or `published` if not measured now."""
         return self.label if self.origin == "measured" else f"{self.label}, {self.origin}"
 
     @property
     def timed(self) -> str:
-        """Scope of the curve's time: an epoch, the training loop or a whole job."""
+        """Name of the time shown: `time per epoch`, `time of training` or `time of the job`."""
         figure = self.points[0].figure
         return _TIMED["epoch" if figure is None or figure.timed is None else figure.timed]
 
@@ -109,7 +109,7 @@ def _curves(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuratio
 
 
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
-    """Plot the quantities against GPU count, one row of panels for each case; None without data."""
+    """Plot quantities against GPU count, with a row of panels for each case; None without data."""
     every = _curves_of(measurements)
     quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
@@ -185,7 +185,7 @@ def _draw(
 def _draw_curve(
     axes: Axes, curve: _Curve, values: Mapping[int, Estimate], style: picture.Style, factor: float
 ) -> None:
-    """Draw a curve and its intervals, multiplying x by `factor`; references have hollow markers."""
+    """Draw a curve with intervals; `factor` shifts it in x so that intervals do not overlap."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
     bars = [

@@ -1,4 +1,4 @@
-"""Stacked bars: the efficiency budget and the phases of a step."""
+"""Figures with stacked bars: the efficiency budget, and the phases of a step."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -51,7 +51,7 @@ class _Bar(NamedTuple):
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
-    """Draw the efficiency budget of each row on several GPUs; return None if there is none."""
+    """Draw the efficiency budget of each row on several GPUs; return None if no row has one."""
     # A baseline file has no windows: the gradient work of a single rank would count as
     # communication.
     budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
@@ -73,12 +73,12 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def _most_rows(before: Sequence[Run]) -> int:
-    """Return how many rows fit: half as many with baseline runs, which add a second bar per row."""
+    """Return how many rows fit; only half as many do if baseline runs add a bar to each row."""
     return MOST_BARS // 2 if before else MOST_BARS
 
 
 def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], step_parts.EfficiencyBudget]:
-    """Return the budgets that have measured parts, keyed by configuration and number of GPUs."""
+    """Return efficiency budgets that have measured parts, keyed by configuration and GPU count."""
     found = (each for each in step_parts.efficiency_budgets(runs) if each.parts)
     return {(each.configuration, each.key.gpus): each for each in found}
 
@@ -93,7 +93,7 @@ def _budget_bar(budget: step_parts.EfficiencyBudget, label: str) -> _Bar:
 
 
 def phases_picture(measurements: Measurements) -> Picture | None:
-    """Draw the phases of an average step in each row, a panel per case; None without phases."""
+    """Draw the phases of each row's average step, a panel per case; return None without phases."""
     baseline = measurements.baseline
     runs_before = measurements.earlier or (baseline.runs if baseline else ())
     steps, before = map(step_parts.typical_steps, (measurements.runs, runs_before))

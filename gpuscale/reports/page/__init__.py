@@ -1,4 +1,4 @@
-"""HTML pages: their sections, tables and notes, rendering, and the index of nightly runs."""
+"""HTML pages: classes for their content, rendering, and the index page of nightly runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def without_unknown(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]
 
 
 def readable(text: str) -> str:
-    """Prevent line breaks before units; shorten UUIDs to a form that nvidia-smi accepts."""
+    """Prevent line breaks before units; shorten GPU UUIDs to a prefix that nvidia-smi accepts."""
     text = re.sub(r"(?<=\d) (?=(%|m?s\b))", "\u00a0", text)
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 

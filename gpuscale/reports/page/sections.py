@@ -1,4 +1,4 @@
-"""The report page: its verdict, and its sections on causes, rows, steps, ranks and nights."""
+"""The report page: its verdict, and sections on causes, rows, steps, ranks and nights."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -50,7 +50,7 @@ def causes(subject: Subject) -> Section | None:
 
 
 def rows(subject: Subject) -> Section | None:
-    """Return the section with all rows and their absolute numbers; None without rows."""
+    """Return the section with the table of all rows; None if there are no rows."""
     if subject.view is not None and subject.view.rows:
         return _compared(subject.view)
     return _measured(subject.runs) if subject.runs else None
@@ -141,7 +141,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Return the named figures as SVG, each with the worst cases first; omit those without data."""
+    """Return the named figures as SVG, with the worst cases first; omit figures without data."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
@@ -185,7 +185,7 @@ def ranks(subject: Subject) -> Section | None:
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the history's verdict and its sentence; None unless the page shows the last night."""
+    """Return the history's verdict as word and text; None unless the page shows the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:

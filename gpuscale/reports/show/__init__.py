@@ -61,7 +61,7 @@ class Shown:
 
 
 def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
-    """Return the columns of scaling points; GPU-hours are for `steps` steps, unknown if None."""
+    """Return the columns for scaling points; GPU-hours are for `steps` steps (None: unknown)."""
 
     def gpu_hours(point: ScalingPoint) -> Estimate | None:
         if point.step_time_s is None or steps is None:
@@ -159,7 +159,7 @@ def scaling_cells(
 
 
 def _shared_batch(points: Sequence[ScalingPoint]) -> str:
-    """Return the batch per GPU on which all points agree, `–` if unknown; empty if they differ."""
+    """Return the batch size per GPU that all points share, `–` if unknown; empty if they differ."""
     texts = {phrases.known_text(point.batch_per_gpu, str) for point in points}
     return texts.pop() if len(texts) == 1 else ""
 
@@ -170,7 +170,7 @@ def cells_under(
     further: Sequence[Mapping[str, Cell]] = (),
     steps: int | None = None,
 ) -> list[dict[str, Cell]]:
-    """Return each point's cells, keyed by header; cells in `further` take precedence.
+    """Return each point's cells under `headers`; cells in `further` replace computed ones.
 
     If all points were measured on CPU ranks, headers say `CPU ranks` instead of `GPUs`.
     """
@@ -208,7 +208,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 
 
 def _notes_on_commands(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on commands whose printed metrics are judged, or that may ignore the batch."""
+    """Yield notes on commands that print the judged metric, or that may ignore the batch size."""
     used = (run.configuration for run in runs)
     if named := sorted({each.case for each in used if each.metric and each.command}):
         yield f"{', '.join(named)}: as the command prints it; warm-up and steadiness are unknown"

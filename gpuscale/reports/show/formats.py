@@ -160,7 +160,7 @@ def _measured_blocks(
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
-    """Return a row's mean step time or other judged metric, with its interval: `4.12 ms ±0.3 %`."""
+    """Return the mean step time (or metric) of a row's runs with its interval: `4.12 ms ±0.3 %`."""
     mean = geometric_mean(log_sample([run.log_cost for run in runs]))
     return level_text(level_of(PointKey.of(runs[0]), mean))
 
@@ -179,7 +179,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
 
 
 def csv(shown: Shown) -> str:
-    """Return the points as CSV (docs/tools.md); unknown values are empty."""
+    """Return the scaling points as CSV (docs/tools.md); unknown values are empty."""
     kind, *numbers = _columns(shown)
     names, others = (fields_of("configuration", *fields) for fields in (_NAMES, _OTHERS))
     injections = " ".join(shown.injections) or None
@@ -203,7 +203,7 @@ def json(shown: Shown) -> str:
 
 
 def _columns(shown: Shown) -> Iterator[Column[ScalingPoint]]:
-    """Yield the columns of tables, and one for each phase of a step, in seconds per step."""
+    """Yield the table's columns, then a column for each phase of a step, in seconds per step."""
     yield from columns_with(shown.steps)
     steps = typical_steps(shown.content.runs)
 

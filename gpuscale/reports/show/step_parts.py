@@ -1,4 +1,4 @@
-"""The parts of a step: efficiency budget, stragglers, phases, connections and paces of ranks."""
+"""The parts of a step as text: efficiency budget, stragglers, phases, and the ranks' paces."""
 
 import math
 import statistics
@@ -41,7 +41,7 @@ _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a blank line, the findings and the legend of the budget; nothing without findings."""
+    """Yield a blank line, the budget's findings and its legend; nothing if nothing was found."""
     lines = list(budget_findings(runs))
     if not lines:
         return
@@ -52,7 +52,7 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Yield the efficiency budget, stragglers and waits for data of each row.
+    """Yield each row's efficiency budget, its stragglers and its waiting time for data.
 
     Each item is a label and a text: `mnist_cnn/ddp 4 GPUs`, `E 0.84 = 1 − communication 0.09 − …`.
     """
@@ -72,7 +72,7 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
-    """Yield explanations of the parts of budgets."""
+    """Yield lines that define the terms in efficiency budgets, such as communication."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -88,7 +88,7 @@ def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
 
 
 def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
-    """Yield the budget, caveats about it, and the slow ranks that keep others waiting."""
+    """Yield the efficiency budget, caveats, and lines on ranks that keep other ranks waiting."""
     yield budget_text(budget)
     if -budget.hundredths.get("communication", 0) >= NAMED_GAIN:
         yield "a gain in communication is most likely noise: make more runs"
