@@ -1,8 +1,8 @@
 """The `gpuscale` command: parse the command line, run a command, and print errors on one line.
 
 A command is a module with `add_arguments(parser)` and `run(arguments)`, which returns the exit code
-for the process; `_COMMANDS` lists all. Only the module of the named command is imported, so that
-`gpuscale --help` is fast.
+for the process; `_COMMANDS` lists all commands. Only the module of the named command is
+imported, so that `gpuscale --help` is fast.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    """Print to standard error; ignore failures, so that the intended exit code is kept."""
+    """Print to standard error; ignore write errors, so that they do not change the exit code."""
     try:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command line prints
     except OSError:
@@ -110,7 +110,7 @@ def _silence(stream: TextIO) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser for one command; imports the command's module only when it has to parse arguments."""
+    """Argument parser that imports the module of a command only when the command is used."""
 
     module: str | None = None
 
@@ -130,7 +130,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise a UsageError that names the closest command or choice for an unknown word."""
+        """Raise a UsageError for an unknown command or choice; suggest the closest known one."""
         if action.choices is None or value in action.choices:
             return
         if action.nargs == argparse.PARSER:
@@ -142,7 +142,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of_commands() -> argparse.ArgumentParser:
-    """Return the parser for all commands; a command's module is imported only if it is used."""
+    """Return the parser for all commands; a command's module is imported only when needed."""
     parser = _Parser(
         prog="gpuscale",
         description="Does multi-GPU training on this machine still scale as it did?",

@@ -111,7 +111,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _remedy(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
 ) -> str:
-    """Return what to measure so that losses smaller by the factor `excess` can be detected."""
+    """Return advice on how to detect slowdowns `excess` times smaller than the baseline can now."""
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
         return f"{busy_text(baseline.runs)}; measure into a new file while it is idle"

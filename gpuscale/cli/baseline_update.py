@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the smallest detectable losses; raise UsageError if too large, unless `weak`."""
+    """Describe the smallest detectable slowdowns; unless `weak`, raise UsageError if too large."""
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
@@ -121,7 +121,7 @@ def additions(
 ) -> tuple[tuple[Proposal, ...], str]:
     """Return the proposals to add and a summary; both empty if a changed row is not approved.
 
-    Each night is judged by itself, since a good night would hide the loss of a bad one.
+    A row has changed if it regressed or improved in any night; nights are judged one by one.
     """
     changed: dict[EntryId, str] = {}
     nights = {run.identity: file.allocation_of(run) for file in results for run in file.runs}
@@ -151,7 +151,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Print all proposals; return those approved and the reason to record; either may be empty."""
+    """Print all proposals; return the approved ones and the reason to record; each may be empty."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -174,7 +174,7 @@ def _verdicts(baseline: Baseline, results: Sequence[Results]) -> dict[EntryId, E
 
 
 def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
-    """Return the selected proposals; `all` skips those that cannot be accepted."""
+    """Return the selected proposals; the selector `all` means all that can be accepted."""
     chosen = [p for p in found if not p.obstacle] if _EVERYTHING in selectors else []
     for selector in selectors:
         named = [p for p in found if selector in p.selectors]
@@ -207,10 +207,10 @@ def login_name() -> str | None:
 
 
 class SmallestLoss(NamedTuple):
-    """The smallest loss of an entry that a single nightly run would detect."""
+    """The smallest slowdown of a baseline entry that a single nightly run would detect."""
 
     loss: float
-    """Smallest detectable loss as a fraction; infinite if no loss could be detected."""
+    """Smallest detectable slowdown as a fraction; infinite if none could be detected."""
     label: str
     step_time: str
 
@@ -220,7 +220,7 @@ class SmallestLoss(NamedTuple):
 
 
 def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
-    """Return each entry's median number of runs per night; of two middle values, the larger."""
+    """Return each entry's median number of runs per night (the higher of two middle values)."""
     return {
         entry: statistics.median_high(Counter(run.allocation for run in runs).values())
         for entry, runs in entries_of(baseline.runs).items()
@@ -228,10 +228,10 @@ def night_sizes(baseline: Baseline) -> dict[EntryId, int]:
 
 
 def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[SmallestLoss]:
-    """Return, for each entry, the smallest loss that a night with `sizes` runs would detect.
+    """Return the smallest slowdown of each entry that one night would detect, largest first.
 
-    The baseline's last nights are cut into nights of this size and judged like new ones; the
-    median over these nights is returned. The largest loss comes first.
+    `sizes` is the number of runs of each entry in such a night. The baseline's latest nights are
+    divided into nights of that size and judged like new ones; the result is the median over them.
     """
     runs = entries_of(baseline.runs)
     nights = [part for night in results_of(baseline) for part in _parts(night, sizes)]
@@ -251,7 +251,7 @@ def smallest_losses(baseline: Baseline, sizes: Mapping[EntryId, int]) -> list[Sm
 
 
 def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
-    """Divide a night into nights with exactly `sizes` runs of each entry; drop the other runs."""
+    """Divide a night into parts with `sizes[entry]` runs of each entry; drop runs left over."""
     parts: dict[int, list[Run]] = {}
     for entry, runs in entries_of(night.runs).items():
         size = sizes[entry]
@@ -261,7 +261,7 @@ def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
 
 
 def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
-    """Return `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
+    """Return text like `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
     runs = [f"{size}" for size in sorted(sizes.values())]
     night = f"one session of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
     return f"the smallest loss that {night} would find: {range_text(losses)}"
@@ -277,7 +277,7 @@ def validate_strength(losses: Iterable[SmallestLoss], remedy: str) -> None:
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:
-    """Format the range of losses: `4.3 % (cnn/ddp on 4 GPUs) to 6.2 % (cnn/ddp on 1 GPU)`."""
+    """Format a range of slowdowns: `4.3 % (cnn/ddp on 4 GPUs) to 6.2 % (cnn/ddp on 1 GPU)`."""
     largest, smallest = losses[0], losses[-1]
     if _size(largest.loss) == _size(smallest.loss):
         return _size(smallest.loss)

@@ -1,4 +1,4 @@
-"""`gpuscale batch`: find the largest batch of a case that fits into the memory of GPUs."""
+"""`gpuscale batch`: find the largest batch size of a case that fits into GPU memory."""
 
 import argparse
 import dataclasses
@@ -98,7 +98,7 @@ def _plan(
 def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int, most: int) -> int:
     """Return the largest multiple of `unit` up to `most` that fits into memory; 0 if none fits.
 
-    `does_fit` takes the batch to try and the largest that has fitted; `first` is where to start.
+    `does_fit` takes a batch to try and the largest that has fitted so far; start near `first`.
     """
     fitted, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)
@@ -121,7 +121,7 @@ def _power_of_two(number: int) -> int:
 
 
 def has_fitted(run: Run, batch: int, fitted: int) -> bool:
-    """True if the batch fitted, False if memory ran out; raise GpuscaleError for other failures."""
+    """True if the batch fitted, False if out of memory; raise GpuscaleError for other failures."""
     failure = run.failure
     if failure is None or failure.kind == "unsteady":
         return True

@@ -139,7 +139,7 @@ def _kind(arguments: argparse.Namespace, sides: Sequence[str], is_command: bool)
 def _searched(
     runner: TrialRunner, plan: SequentialPlan, most: int | None
 ) -> tuple[Bisection, list[str]]:
-    """Search in at most `most` trials (None: a default); return the result and report lines."""
+    """Bisect in at most `most` trials (None: a default); return the result and lines to report."""
     changes, groups, kind = runner.kind.changes, runner.kind.groups, runner.kind
     together = [changes[at].name for at, number in enumerate(groups) if groups.count(number) > 1]
     moving = f" ({len(together)} move together: {listed(together)})" if together else ""
@@ -207,7 +207,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse the remaining arguments; return sides, test file or command, and True for a command."""
+    """Parse the words from GOOD on; return sides, test or command, and whether it is a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)
@@ -228,7 +228,7 @@ def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
 def _validated(
     arguments: argparse.Namespace, sides: Sequence[str], measured: Sequence[str], is_command: bool
 ) -> tuple[SequentialPlan, list[str]]:
-    """Validate the options; return the limits on runs per trial, and the options for pytest."""
+    """Validate the options; return the limits on runs per trial and the options for pytest."""
     if arguments.gpus is None or "," in arguments.gpus:
         raise UsageError("give one number of GPUs, on which the loss is seen, such as --gpus 4")
     own = ("baseline", "runs")

@@ -26,7 +26,7 @@ HISTORY_HELP = "judge against the earlier nights whose results lie below this fo
 
 
 class Reference(NamedTuple):
-    """A baseline to judge results against, and the earlier nights if it was made from them."""
+    """A baseline to judge results against, and any earlier nights from which it was made."""
 
     path: Path | None
     baseline: Baseline
@@ -106,7 +106,7 @@ def reference_of_file(
 def reference_of_nights(
     folder: Path | None, read: Sequence[Results], results: Sequence[Results]
 ) -> Reference:
-    """Return a reference made from the nights in `read` that began before those in `results`."""
+    """Return a reference made from the nights in `read` that began before those of `results`."""
     nights = earlier_nights(read, results)
     if nights.later:
         later = counted(nights.later, "night")
@@ -122,7 +122,7 @@ def judged(
     files: Sequence[Path],
     arguments: argparse.Namespace,
 ) -> View:
-    """Judge the selected rows of results; return verdicts, likely causes, notes and file names."""
+    """Judge the rows that the options select; return verdicts, likely causes and notes to show."""
     sides = sides_of(reference.baseline, results)
     sides = replace(sides, is_of_nights=reference.nights is not None)
     comparison = compare_sides(sides, inputs.choice_of(arguments))
@@ -142,7 +142,7 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def outputs_of(
     options: Sequence[str] | None, others: Sequence[Path]
 ) -> list[tuple[str, Path | None]]:
-    """Parse `--format` into names and files (None: standard output); no file may be in `others`."""
+    """Parse `--format` into formats and files (None: standard output); reject files in `others`."""
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:

@@ -1,4 +1,4 @@
-"""`gpuscale env`: show the software of measurements, or what differs between two of them."""
+"""`gpuscale env`: show the software of a measurement, or how that of two measurements differs."""
 
 import argparse
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> list[Environme
 
 
 def software_text(environments: Sequence[Environment], nodes: Sequence[NodeEvidence]) -> str:
-    """Return a line for each version, library and package, listing all values if they differ."""
+    """Return one line per version, library and package; list all values if environments differ."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in environments]

@@ -1,4 +1,4 @@
-"""`gpuscale fleet`: measure every node of a cluster by itself, and name the sick ones."""
+"""`gpuscale fleet`: measure each node of a cluster separately, and report the sick nodes."""
 
 import argparse
 import math
@@ -197,7 +197,7 @@ def _sweep(folder: Path, record: SweepRecord, arguments: argparse.Namespace) -> 
 
 
 def view_of_sweep(folder: Path) -> SweepView:
-    """Judge the sweep in a folder, with earlier sweeps of the same kind for comparison."""
+    """Judge the nodes of the sweep in a folder, also against earlier sweeps with the same plan."""
     record = read_sweep(folder)
     read = [*campaign_folders.results_of_sweep(folder, record)]
     visits = [campaign_folders.visit_of(job, results, record.partition) for job, results in read]

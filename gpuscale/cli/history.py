@@ -1,4 +1,4 @@
-"""`gpuscale history`: show in which nightly runs a result changed, and what else had changed."""
+"""`gpuscale history`: show in which nightly runs a result changed, and what else changed then."""
 
 import argparse
 import sys

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 def sessions_in(
     paths: Sequence[Path], source: ImportedTool, defaults: Defaults, *, alone: bool
 ) -> Iterator[tuple[Path, list[Session]]]:
-    """Yield each file with its sessions; print why a file cannot be read, or raise if `alone`."""
+    """Yield files with their sessions; skip an unreadable file, or raise if it is the only one."""
     for path in paths:
         try:
             sessions = sessions_of(path, source, defaults)
@@ -122,7 +122,7 @@ def sessions_in(
 
 
 def paths_of(given: Sequence[str], source: ImportedTool) -> list[Path]:
-    """Return the given files, and the tool's files in given folders; raise FileError if none."""
+    """Return given files and the tool's files in given folders; raise FileError if none found."""
     paths = list[Path]()
     for path in map(Path, given):
         below = files_below(path, lambda name: name.endswith(source.endings))

@@ -1,4 +1,4 @@
-"""`gpuscale init`: write cases, baselines and a profile for users without a checkout."""
+"""`gpuscale init`: write cases, published baselines and a cluster profile into a folder."""
 
 import argparse
 import os
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write all files, or none if any of them already exists."""
+    """Write all files; raise FileError before writing any if one of them already exists."""
     folder, scheduler = arguments.folder, scheduler_here()
     profile = {}
     if scheduler is not None:
@@ -96,5 +96,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_shipped(path: Path) -> bool:
-    """True for cases and published figures, but not for baselines measured in this checkout."""
+    """True for all files except baselines with measured runs, which users measure themselves."""
     return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and functions that read the files and folders they name."""
+"""Options shared by several commands, and functions that read the given files and folders."""
 
 import argparse
 import os
@@ -53,7 +53,7 @@ def results_path(text: str) -> Path:
 
 
 def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
-    """Read results files; drop repeated runs, and excluded nights unless all are excluded."""
+    """Read results files; drop duplicates of runs, and excluded nights unless all are excluded."""
     read: list[Results] = []
     for path in paths:
         content = read_any(path) if or_baselines else read_results(path)
@@ -87,7 +87,7 @@ def read_content(path: Path) -> Results | Baseline:
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
-    """Read results from files and folders, each run once; excluded nightly runs come last.
+    """Read results from files and folders; drop duplicate runs, and put excluded nights last.
 
     Files with injected faults, and unreadable files in folders, are skipped with a message.
     """
@@ -133,7 +133,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def default_folder() -> Path:
-    """Return the results folder or, if it has no results, the only machine's folder of nights."""
+    """Return the results folder or, if it has no results, the nights folder of the only machine."""
     above = nights_folder(os.environ)
     inside = above.iterdir() if is_folder(above) else ()
     folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())
@@ -172,7 +172,7 @@ def is_folder(path: Path) -> bool:
 
 
 def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Path]:
-    """Yield files with wanted names below a folder; follow links to folders, skip hidden ones."""
+    """Yield files with wanted names below a folder; follow symlinks, skip hidden folders."""
 
     def skip_unreadable(problem: OSError) -> None:
         remark(f"left out: {visible(str(problem.filename))}: {problem.strerror}")
@@ -189,7 +189,7 @@ def files_below(folder: Path, is_wanted: Callable[[str], object]) -> Iterator[Pa
 
 
 def newest_input() -> Path:
-    """Return the newest results file with a valid run, else the newest one; print its name."""
+    """Return the newest results file with a valid run, else the newest file; print its name."""
     paths = newest_results(RESULTS_FOLDER)
     for number, path in enumerate(paths):
         results = read_results(path)
@@ -232,7 +232,7 @@ def add_device(parser: argparse.ArgumentParser, prefix: str = "") -> None:
 
 
 def choice_of(arguments: argparse.Namespace, contents: Sequence[Results | Baseline] = ()) -> Choice:
-    """Return the rows that the options choose; raise UsageError if `contents` lack one of them."""
+    """Return the options' choice of rows; raise UsageError if `contents` have no such row."""
     choice = Choice(cases=arguments.case, gpus=arguments.gpus)
     keys = [run.key for content in contents for run in content.runs]
     keys += [row.key for each in contents if isinstance(each, Baseline) for row in each.published]
@@ -241,7 +241,7 @@ def choice_of(arguments: argparse.Namespace, contents: Sequence[Results | Baseli
 
 
 def selected(content: _Content, choice: Choice) -> _Content:
-    """Return a file's content with the selected rows, and the 1-GPU rows needed for speedups."""
+    """Return a file's content with only the selected rows and the 1-GPU rows for their speedups."""
 
     def is_wanted(row: Run | PublishedFigure) -> bool:
         return choice.includes(row.key) or (row.gpus == 1 and row.key.is_of(choice.cases))

@@ -1,4 +1,4 @@
-"""`gpuscale probe`: measure for a minute how fast each device, link and storage of a job is."""
+"""`gpuscale probe`: spend a minute measuring each device, link and storage of a job."""
 
 import argparse
 import os
@@ -105,7 +105,7 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes, with the most frequent precision and the DDP bucket sizes of `results`."""
+    """Probe all nodes; take the most frequent precision and DDP bucket sizes from `results`."""
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []
     usual = Counter(each.precision for each in configurations).most_common(1)

@@ -1,4 +1,4 @@
-"""`gpuscale run`: measure a training script without changing it, like any other case."""
+"""`gpuscale run`: measure a training script or benchmark command without changing it."""
 
 import argparse
 import re
@@ -104,7 +104,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[comman
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """Return the name of the first script, even in `sh -c "python train.py"`, or of the program."""
+    """Return the first script's name, even in `sh -c "python train.py"`, or else the program's."""
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name

@@ -148,7 +148,7 @@ def job_s(measured: Measured, runs: int) -> float:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print the announcement and, unless `yes`, ask the user; raise UsageError if it cannot ask."""
+    """Print the announcement; unless `yes`, ask the user; raise UsageError if not on a terminal."""
     say(announcement)
     if yes:
         return True

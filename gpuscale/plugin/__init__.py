@@ -46,14 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say why tests with the fixture `scaling` were skipped, which pytest does only with -rs."""
+    """Print why tests that use `scaling` were skipped; pytest prints reasons only with -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
         terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 
 
 @pytest.fixture
 def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
-    """Provide a function that measures the case named in the test's mark, and returns the run."""
+    """Provide a function that measures the case in the test's mark and returns the run."""
     session = request.config.pluginmanager.getplugin("gpuscale-session")
     if session is None:
         request.config.stash[_NOTHING_ASKED] = True

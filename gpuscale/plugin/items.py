@@ -1,4 +1,4 @@
-"""pytest items: one per strategy, GPU count, batch size and run; and why an item is skipped."""
+"""Plan pytest items, one per strategy, GPU count, batch size and run; explain skipped items."""
 
 import inspect
 import os
@@ -71,7 +71,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with a plan for each run; rows that cannot be measured get only run 1."""
+    """Parametrise a test with its planned runs; an unmeasurable row gets one, which is skipped."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
@@ -96,13 +96,13 @@ def parametrize(
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """Return an item's plan; None if it lacks `scaling`, or its case has no chosen strategy."""
+    """Return an item's plan; None if it does not use `scaling` or has no strategy to measure."""
     plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Set the timers and timeouts of planned items; sort by run number to cancel slow drifts.
+    """Prepare planned items; sort items by run number, so that slow drifts affect all rows alike.
 
     Raise a UsageError if a test has a gpuscale mark but does not use `scaling`.
     """
@@ -151,7 +151,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
 
 
 def misuse(error: BaseException) -> str | None:
-    """Explain an unknown gpuscale name or a mark without `case=`; None for any other error."""
+    """Explain an error due to an unknown gpuscale name or a mark without `case=`; else None."""
     places = [
         (frame, as_place(frame.f_code.co_filename, line))
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -179,7 +179,7 @@ class CommandItem:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_main(self) -> Generator[None, object, object]:
-        """Let `gpuscale run` report pytest's usage errors as its own."""
+        """Convert pytest's usage errors, so that `gpuscale run` reports them like its own."""
         try:
             return (yield)
         except pytest.UsageError as error:
@@ -195,7 +195,7 @@ class CommandItem:
         return module
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Set the test's location to its case; otherwise pytest would print this module's path."""
+        """Set the test's location to the case's name, or pytest would print this module's path."""
         item.location = (self.case.name(), *item.location[1:])
 
     @pytest.hookimpl(wrapper=True)
@@ -206,7 +206,7 @@ class CommandItem:
 
 
 def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
-    """Run pytest on this file's only test, which measures the case; return the exit code."""
+    """Measure the case by running pytest on this module's only test; return the exit code."""
     # Ignore the settings of a project in this folder.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin", "-rN"]
@@ -270,7 +270,7 @@ def _found(environment: Environment, each: int) -> str:
 def _conflict_with_options(
     plan: ItemPlan, environment: Environment, options: MeasureOptions
 ) -> str | None:
-    """Return why the strategy is incompatible with an option; None if it is compatible."""
+    """Return why the plan's strategy is incompatible with a given option; None if compatible."""
     if plan.strategy == COMMAND:
         for name, option in OPTIONS.items():
             if option.in_training and getattr(options, name) != option.default:

@@ -1,4 +1,4 @@
-"""An option that gpuscale adds to pytest, and the functions that parse its value."""
+"""`Option`, an option that gpuscale adds to pytest, and functions that parse option values."""
 
 import math
 from argparse import ArgumentTypeError
@@ -12,7 +12,7 @@ from gpuscale.base.text import no_such, parse_count
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse and sort numbers such as `1,2,4`; raise ArgumentTypeError if invalid or repeated."""
+    """Parse and sort counts such as `1,2,4`; raise ArgumentTypeError if any is bad or repeated."""
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")
@@ -31,7 +31,7 @@ def parse_seconds(text: str) -> float:
 
 
 def one_of(*known: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these values, and raises ArgumentTypeError for others."""
+    """Return a parser that accepts only `known` values, and raises ArgumentTypeError for others."""
 
     def parse(text: str) -> str:
         if text not in known:
@@ -76,7 +76,7 @@ class Option:
         return self.otherwise or (f"{self.default}" if self.metavar else "off")
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments for argparse; values are parsed only when a session starts."""
+        """Return keyword arguments for `add_argument`; the value is parsed later, by `parse`."""
         text = f"{self.meaning} (default: {self.default_text})".replace("%", "%%")
         if not self.metavar:
             return {"action": "store_true", "help": text}
@@ -84,7 +84,7 @@ class Option:
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def parse(self, given: object) -> object:
-        """Parse a string, a list of strings or True (switch); raise UsageError if it is invalid."""
+        """Parse a string, a list of strings, or True for a switch; raise UsageError if invalid."""
         if isinstance(given, list):
             return tuple(map(self.parse, given))
         if not self.metavar:
@@ -96,7 +96,7 @@ class Option:
 
 
 def words_for_pytest(options: Iterable[Option], given: Mapping[str, object]) -> list[str]:
-    """Return pytest arguments for these options, with the values that argparse collected."""
+    """Return pytest arguments for these options, with the values collected by argparse."""
     values = ((option.flag, given[option.dest]) for option in options)
     return [flag if value is True else f"{flag}={value}" for flag, value in values if value]
 

@@ -1,4 +1,4 @@
-"""The options that gpuscale adds to pytest; quick to import, since every pytest run does so."""
+"""The options that gpuscale adds to pytest; quick to import, since all pytest runs import them."""
 
 import os
 from argparse import ArgumentTypeError
@@ -216,7 +216,7 @@ class MeasureOptions:
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
-        """Minimum and maximum runs per table row; the minimum is None if all runs are required."""
+        """Minimum and maximum runs per row; the minimum is None if each row gets the maximum."""
         fewest, most = self.runs or (None, 3 if self.baseline is None else 8)
         return (FEWEST_RUNS if fewest is None and self.baseline is not None else fewest), most
 

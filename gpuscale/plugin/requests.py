@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise GpuscaleError for a duplicate case name, unknown size or fault on a missing rank."""
+    """Raise GpuscaleError for duplicate case names, unknown sizes or faults in absent ranks."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:
@@ -162,7 +162,7 @@ def _request(
     configuration: Configuration,
     batch_per_gpu: int | None,
 ) -> RunRequest:
-    """Return a request with the fields that runs of cases and of commands have in common."""
+    """Return a request with the fields that training cases and commands have in common."""
     # A site binds ranks to the same cores in every run, so each run uses the GPUs of the first run.
     run = 1 if options.cpu_bind == SITE and environment.nodes else plan.run
     return RunRequest(

@@ -1,4 +1,4 @@
-"""The results file of a session, and the checks before runs are added to an existing file."""
+"""The results file of a session, and checks that runs may be added to an existing file."""
 
 import os
 import sys
@@ -69,7 +69,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def add_scripts(self, requests: Iterable[RunRequest]) -> None:
-        """Record hashes of cases and scripts; raise UsageError if a resumed file differs."""
+        """Record hashes of cases and scripts; raise UsageError if they differ in a resumed file."""
         cases, files, scripts = set[Path](), dict[str, Path](), dict[str, str]()
         for request in requests:
             if (command := request.command) is None:
@@ -91,7 +91,7 @@ class Recorder:
             _validate_same(self.path, environment_diff.script_changes([then], [self.environment]))
 
     def append(self, run: Run, software: Environment | None = None) -> Run:
-        """Write a run to disk; return it with the scheduler's job as its allocation.
+        """Write a run to the file; return it with the scheduler's job ID as its allocation.
 
         `software` describes a command's interpreter, known only after a run. Raise a UsageError if
         it differs from the software recorded in a resumed file.
@@ -112,13 +112,13 @@ class Recorder:
         return run
 
     def close(self) -> None:
-        """Close the results file."""
+        """Close the results file, if there is one yet."""
         if self._writer is not None:
             self._writer.close()
 
 
 def _started_as() -> str | None:
-    """Return the command line of pytest or gpuscale; None for other programs or several lines."""
+    """Return the command line if it is one line that runs pytest or gpuscale; otherwise None."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     line = joined((name, *sys.argv[1:]))
@@ -134,7 +134,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 
 
 def with_printed(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """Return the request with the batch size and metrics that its command printed in `runs`."""
+    """Return the request with the batch size and metrics that the command printed in `runs`."""
     command, asked = request.command, request.configuration
     alike = [run for run in runs if run.is_valid and run.gpus == request.gpus]
     if command is not None and command.batch_from_output:
@@ -153,7 +153,7 @@ def validate_environment(
     injections: tuple[str, ...],
     software: Environment | None = None,
 ) -> None:
-    """Raise a UsageError if runs in this environment cannot be added to the runs in the file."""
+    """Raise a UsageError if the environment differs from the one recorded in the resumed file."""
     then = known = recorded.environment
     if _is_of_commands(recorded):
         if software is not None and software.packages and known.packages:
@@ -182,14 +182,14 @@ def _validate_same(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if all runs, at least one, are of commands; the header describes their interpreter."""
+    """True if there are runs and all execute commands, whose interpreter the header describes."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 
 def validate_configurations(
     path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]
 ) -> None:
-    """Raise a UsageError if a case would be trained differently from the runs in the file."""
+    """Raise a UsageError if a case would be trained differently from its runs in the file."""
     for request, run in product(requests, runs):
         then, now = run.configuration, request.configuration
         if then.label != now.label:

@@ -50,7 +50,7 @@ def stopping_rule(options: MeasureOptions) -> DecidedVerdict | None:
 
 
 def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunMaker":
-    """Examine this machine, open the results file, and return the session's `RunMaker`."""
+    """Examine this machine and any results file to resume; return the session's `RunMaker`."""
     options = parse_options(vars(config.option))
     file, root = options.resume or options.results, str(config.rootpath)
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
@@ -126,7 +126,7 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return why an item executes no run, ignoring the stopping rule; None if one is needed."""
+        """Return why an item executes no run, the stopping rule aside; None if a run is needed."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -141,14 +141,14 @@ class RunMaker:
         return None
 
     def time_left(self, runs: int) -> str:
-        """Return the estimated time for this number of runs as text: `, 4 min 10 s left`."""
+        """Return the estimated time for so many runs, as `, 4 min 10 s left`; empty if unknown."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
         if not walls_s or not runs:
             return ""
         return f", {format_seconds(runs * statistics.fmean(walls_s))} left"
 
     def make(self, request: RunRequest) -> Run:
-        """Execute and record a run; end the session if it is interrupted or cannot be recorded."""
+        """Execute and record a run; end the session on an interrupt or if recording fails."""
         try:
             with progress_line(self.terminal, self.launcher, request):
                 run = self.launcher.run(request)
@@ -173,7 +173,7 @@ class RunMaker:
 
 
 def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None) -> Iterator[Run]:
-    """Yield one run for each metric that the command printed; without metrics, the run itself."""
+    """Yield a copy of the run for each metric that the command printed; if none, the run itself."""
     values = dict(figures.values) if figures else {}
     for asked in request.with_metrics(values).by_metric:
         metric, measured = asked.configuration.metric, run.measured
@@ -183,12 +183,12 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
-    """Return a failed run after which further runs of this row would probably fail; None if none.
+    """Return a failed run that shows that further runs of this row would fail; None if none does.
 
     Two successive timeouts in the row are enough. So are two runs that raised an exception or
-    printed no steps, in this row or for its case and strategy on any number of GPUs, if no run
-    there has succeeded. What a command prints hardly changes, so a single run without steps is
-    enough for its row. Runs that ran out of memory or whose ranks were killed do not count.
+    printed no steps, if no run in the row is valid, or no run of its case and strategy on any
+    number of GPUs. In the row, one run that printed no steps is enough, since output hardly
+    changes. Runs that ran out of memory or whose ranks were killed do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:

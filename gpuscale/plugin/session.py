@@ -92,7 +92,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
-        """Replace the traceback of a failed import by an explanation if gpuscale was misused."""
+        """Replace the traceback of a failed import with an explanation if gpuscale was misused."""
         report = yield
         if (excinfo := getattr(getattr(report, "call", None), "excinfo", None)) is not None:
             # pytest raises an error of its own from an ImportError.
@@ -133,7 +133,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Do not count items that pytest will not report, so that its progress ends at 100 %."""
+        """Subtract items that need no run from pytest's count, so that progress ends at 100 %."""
         left_out = map(self._maker.left_out, filter(None, map(plan_of, session.items)))
         needless = sum(each is not None and each.kind == "needless" for each in left_out)
         # pytest would end with 5 if nothing were left.
@@ -143,7 +143,7 @@ class _MeasuringSession:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Skip an item that needs no run, without a line of its own; the summary counts it."""
+        """Skip an item that needs no run; pytest's summary counts it, but no line is printed."""
         plan = plan_of(item)
         item.stash[_LEFT_OUT] = left_out = None if plan is None else self._maker.left_out(plan)
         if left_out is None or left_out.kind != "needless":
@@ -155,7 +155,7 @@ class _MeasuringSession:
         return True
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
-        """Return the function that the `scaling` fixture provides to a test."""
+        """Return the function that `scaling` provides; skip a test that has no run to execute."""
         item: pytest.Item = request.node
         plan: ItemPlan | NoRun = request.param
         left_out = plan if isinstance(plan, NoRun) else item.stash[_LEFT_OUT]
@@ -246,7 +246,7 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Cut a failure's message to its first line; pytest prints it in its list of failures."""
+        """Shorten a failure's message to its first line for the list of failures in the summary."""
         report = yield
         if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
             crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]

@@ -98,7 +98,7 @@ def relative(path: Path) -> str:
 def summary_lines(
     results: Results, path: Path, *, new_runs: Sequence[Run], interrupted: bool
 ) -> Iterator[str]:
-    """Yield the lines of a table of all runs in the file, and notes on them and on `new_runs`."""
+    """Yield lines: a table of all runs in the file, and notes, such as failures of `new_runs`."""
     if not results.runs:
         yield "nothing was measured: no results file was written"
         return
@@ -133,10 +133,10 @@ def verdict_lines(
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """Return the session's exit code, from its verdict and pytest's own code `given`.
+    """Return the session's exit code, from its verdict and pytest's own exit code `given`.
 
-    Return `given` if pytest stopped early, or if a test failed other than by a failed run. If any
-    run failed, a verdict of OK becomes INCONCLUSIVE.
+    Return `given` if pytest stopped early, or if a test failed for a reason other than a failed
+    run. If any run failed, a verdict of OK becomes INCONCLUSIVE.
     """
     codes = pytest.ExitCode
     if given not in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED) or failed_tests:
@@ -149,9 +149,9 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
-    """Return pytest's exit code `given`, or a failure if it is 0 but no run is valid.
+    """Return pytest's exit code `given`; if that is 0 but no run is valid, return a failure code.
 
-    `needless` is True if no run was needed; then a session without runs keeps 0.
+    `needless` is True if no run was needed; then 0 is kept for a session without runs.
     """
     if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
@@ -161,7 +161,7 @@ def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -
 
 
 class _WindowClock:
-    """Timer for pytest-benchmark that counts only the durations measured by the ranks."""
+    """Timer for pytest-benchmark that advances only by the durations that the ranks measured."""
 
     now_s = 0.0
 

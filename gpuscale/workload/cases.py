@@ -81,7 +81,7 @@ class TrainingCase(Case):
         raise NotImplementedError
 
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
-        """Return the model's consecutive modules, between which `pipeline` and `mp` may split it.
+        """Return the model's modules in order, between which `pipeline` and `mp` split the model.
 
         The first module takes the inputs, and each following module takes the output of the one
         before; chained, the modules compute the same as `forward`. The default is the children of
@@ -109,7 +109,7 @@ class TrainingCase(Case):
         return None
 
     def forward(self, model: Callable[..., Any], inputs: Any) -> Any:
-        """Return the model's output for a batch; override this for models with other arguments."""
+        """Return the model's output for a batch; override this if `model(inputs)` does not fit."""
         return model(inputs)
 
     def sample(self, index: int, size: Size) -> Any:
@@ -144,16 +144,16 @@ class TrainingCase(Case):
 
     @classmethod
     def options_text(cls, strategy: str) -> str | None:
-        """Return the options for a strategy, such as `bucket_cap_mb=50`; None if there are none."""
+        """Return a strategy's options as text, such as `bucket_cap_mb=50`; None if it has none."""
         options = cls.strategy_options.get(strategy, {})
         return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Return the samples per GPU and step; raise a CaseError if the number is not whole."""
+        """Return the number of samples per GPU in a step; raise a CaseError if it is not whole."""
         return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
-        """Return the transforms from a PIL image to inputs; None if the data are tensors already.
+        """Return a function that converts a PIL image to inputs; None if the data are tensors.
 
         The default converts an image to floats from 0 to 1 in the sample shape.
         """
@@ -171,14 +171,14 @@ class TrainingCase(Case):
         return steps
 
     def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
-        """Return the real data in `root`, with `transform` applied; `download` permits fetching."""
+        """Return the transformed real data in `root`; `download` permits fetching absent data."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"
         )
 
     def named_size(self, name: str | None) -> Size:
-        """Return the size with the given name; raise a CaseError if the case has no such size."""
+        """Return the named size, or the case's only size; raise a CaseError for an unknown name."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))

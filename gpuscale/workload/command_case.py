@@ -95,7 +95,7 @@ class CommandCase(Case):
 
     @classmethod
     def launch_of(cls, *, across_nodes: bool) -> Launch:
-        """Return the start mode, such as `once`; raise a CaseError if ranks would start twice."""
+        """Return the start mode, such as `once`; raise CaseError if it would start ranks twice."""
         launch: Launch = "per-rank" if across_nodes or cls.launch == "torchrun" else "once"
         if cls.launch != "plain" and cls.launch != "torchrun":
             launch = cls.launch
@@ -134,7 +134,7 @@ def validate_scaling(
 ) -> None:
     """Raise a CaseError if the command would be the same for different numbers of GPUs.
 
-    The command needs no placeholder if gpuscale starts the ranks, or if the command starts a rank
+    The command needs no `{gpus}` if gpuscale starts the ranks, or if the command starts a rank
     on each GPU in `CUDA_VISIBLE_DEVICES`.
     """
     across_nodes, on_gpu = bool(environment.nodes), is_gpu(environment.device)
@@ -243,7 +243,7 @@ def fields_of(words: Iterable[str]) -> set[str]:
 
 
 def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> str | None:
-    """Return the first launcher, such as `torchrun`, in words or quoted shell code; else None."""
+    """Return the first launcher, such as `torchrun`, in words or shell code; None if absent."""
     for word in words:
         parts = [word]
         with suppress(ValueError):

@@ -80,7 +80,7 @@ class Faults:
         self._steps_per_forward: float | None = None
 
     def set_pace(self, pace_s: float) -> None:
-        """Set the rank's own seconds per step, to which the injected slowdown is proportional."""
+        """Set the step time in seconds, to which the injected slowdown will be proportional."""
         if self._slower_by:
             # Delayed data are a separate fault, which the slowdown must not multiply.
             own_s = pace_s - self._data_s
@@ -107,7 +107,7 @@ class Faults:
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
-        """Enter a context for a forward pass; delay its end in proportion to its duration."""
+        """Delay a forward pass's end in proportion to its duration, if a slowdown is injected."""
         if not self._slower_by:
             yield
             return
@@ -125,6 +125,6 @@ class Faults:
                 pass
 
     def _now_s(self) -> float:
-        """Return the time once the devices are idle, so that queued work never hides a delay."""
+        """Wait until the devices have finished all queued work, then return the time in seconds."""
         self._synchronize()
         return time.perf_counter()

@@ -40,7 +40,7 @@ LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Values reported by one line; fields that the line does not report are None."""
+    """Values that one line of a log reports; fields that it does not report are None."""
 
     step: int | None = None
     """Value of the step counter; None if the line reports something else."""
@@ -85,7 +85,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number such as `1,000`; return None for None; raise a ValueError if invalid."""
+    """Parse a whole number such as `1,000` (None stays None); raise a ValueError if invalid."""
     return None if text is None else int(text.replace(",", ""))
 
 
@@ -93,7 +93,7 @@ VALIDATION = Mark(validated=True)
 
 
 def reader(pattern: str) -> Callable[[str], Mark | None]:
-    """Return a function that parses lines with a regular expression with groups such as `step`."""
+    """Return a function that parses a line by a regular expression with groups such as `step`."""
     search = re.compile(pattern).search
 
     def read(line: str) -> Mark | None:
@@ -104,7 +104,7 @@ def reader(pattern: str) -> Callable[[str], Mark | None]:
 
 
 def mark_of(groups: dict[str, str | None]) -> Mark:
-    """Convert the named groups of a match to a mark; raise a ValueError if a count is invalid."""
+    """Convert the named groups of a match to a `Mark`; raise a ValueError if a count is invalid."""
     return Mark(
         step=whole(groups.get("step")),
         epoch=whole(groups.get("epoch")),
@@ -183,7 +183,7 @@ STEP_LINES = tuple(
 
 
 def read_step_line(line: str) -> Mark | None:
-    """Parse a line with a step, then a loss, a time or a rate; return None for any other line."""
+    """Parse a line with a step number and then a loss, time or rate; None for any other line."""
     found = next(filter(None, (pattern.search(line) for pattern in STEP_LINES)), None)
     if found is None:
         return None
@@ -239,7 +239,7 @@ class Recognition:
 
     @property
     def fitting(self) -> tuple[LogFormat, ...]:
-        """The least generic formats among those that match the lines examined so far."""
+        """The most specific of the formats that have matched a line so far."""
         found = self._fitting.values()
         least = min((one.generic for one in found), default=0)
         return tuple(one for one in found if one.generic == least)
@@ -249,7 +249,7 @@ def by_regex(pattern: str) -> LogFormat:
     """Return the format for a user's pattern (`--step-regex`); a single unnamed group is the step.
 
     Raise a UsageError if the pattern or a group is invalid. The format's `read` raises a UsageError
-    if a step, epoch or count is not a whole number.
+    if a step, epoch or number of samples is not a whole number.
     """
 
     def refused(problem: object) -> UsageError:
