@@ -1,4 +1,4 @@
-"""Entry point of `python -m gpuscale`, for machines without the console script."""
+"""Entry point of `python -m gpuscale`, for use if the `gpuscale` command is not installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Reference results of one cluster, measured or published, and limits for comparisons with them."""
+"""Baselines: measured or published reference results of a cluster, with tolerances."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -37,10 +37,10 @@ Timed = Literal["job", "training_loop", "epoch"]
 
 
 class ToleranceOverride(Record, frozen=True, kw_only=True):
-    """Override of the limits in `Tolerances` for the rows that match its conditions.
+    """Limits that replace those in `Tolerances` for some rows, such as all rows of one case.
 
-    If `case`, `strategy` or `gpus` is None, any value matches; a limit of None is not overridden.
-    If `metric` is None, the limits apply to throughput and speedup.
+    If `case`, `strategy` or `gpus` is None, rows with any value of it match. If `metric` is None,
+    the limits apply to throughput and speedup. A limit that is None replaces nothing.
     """
 
     case: Name | None = None
@@ -63,12 +63,12 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Conditions by precedence: case, strategy, GPU count, metric; an unset one is None."""
+        """Case, strategy, GPU count and metric, highest precedence first; None if not set."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
 class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Limits for judging comparisons; a site can set different limits in a baseline file."""
+    """Limits that decide what counts as a regression; a baseline file can change the defaults."""
 
     margin: Fraction = 0.02
     """Largest loss of throughput or speedup, as a fraction, that is never called a regression."""
@@ -105,7 +105,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         return Limits(**{name: self._overridden(key, metric, name, own) for name, own in limits})
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
-        """Return the fraction by which a row's metric may fall short of its published figure."""
+        """Return the fraction by which a metric may fall short of its published value."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, metric, "margin", default)
 
@@ -199,7 +199,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return EntryKey(self.case, self.strategy, self.gpus)
 
     def configuration_on(self, device: str) -> Configuration:
-        """Return the published configuration, with the given device type, such as `cuda`."""
+        """Return the figure's configuration; `device` is the type of device, such as `cuda`."""
         return Configuration(
             case=self.case,
             strategy=self.strategy,
@@ -210,7 +210,7 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         )
 
     def speedup_over(self, one: "PublishedFigure") -> float | None:
-        """Return the speedup over the publication's figure for 1 GPU; None if not comparable.
+        """Return the speedup over `one`, the published figure for 1 GPU; None if not comparable.
 
         Published times are for a fixed amount of training, so the ratio of two times is the speedup
         under both weak and strong scaling.
@@ -223,14 +223,14 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Seconds per step, or the metric's cost (lower is better); None if `times_s` is set."""
+        """Return seconds per step, or the metric's cost (lower is better); None if unknown."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s
 
     @property
     def mean_time_s(self) -> float | None:
-        """Mean of the times that are not discarded, in seconds; None if the figure has no times."""
+        """Mean of `times_s` without the first `discard_first` times; None if `times_s` is empty."""
         kept = self.times_s[self.discard_first :]
         return sum(kept) / len(kept) if kept else None
 

@@ -1,4 +1,4 @@
-"""Causes of performance changes, verdicts on nodes, and bisection results, as codes and numbers."""
+"""Data types for causes of performance changes, verdicts on nodes, and bisection results."""
 
 from enum import StrEnum, auto
 from typing import Literal
@@ -12,7 +12,7 @@ from gpuscale.records.scaling import Estimate
 
 
 class CauseKind(StrEnum):
-    """Kinds of causes that several diagnoses share; the values appear in the JSON report."""
+    """Kinds of causes that more than one diagnosis can find; the JSON report has these values."""
 
     DATA = "data"
     COMMUNICATION = "communication"
@@ -42,7 +42,7 @@ class ComparedWith(StrEnum):
 
 
 class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change in the duration of a phase or other part of a step, in seconds per step."""
+    """Seconds per step that a phase or other part of a step took before and after a change."""
 
     name: str
     before_s: float
@@ -119,7 +119,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause of a finding; a finding's causes are sorted by their share of the lost time."""
+    """One cause of a slowdown or of a worse metric, with evidence and a suggested next step."""
 
     kind: str
     """A `CauseKind`, or a kind that only one diagnosis uses; appears in the JSON report."""
@@ -165,7 +165,7 @@ Reference = Literal["fleet", "past"]
 
 
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of measurement on each node: one GPU alone, or all GPUs of the node together."""
+    """One measurement that is made on every node: one GPU alone, or all GPUs of the node."""
 
     gpus: int
     """Number of GPUs, or of CPU ranks."""
@@ -239,7 +239,7 @@ Reason = Literal["noise", "trials", "time", "cannot be tried", "not explained"]
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a bisection; speeds are relative changes, so −0.12 is 12 % slower."""
+    """Result of a search for what made training slower; a speed of −0.12 means 12 % slower."""
 
     finding: BisectionFinding
     loss: Estimate | None

@@ -1,4 +1,4 @@
-"""The configuration of a training workload: the fields that must agree in comparable results."""
+"""The configuration of a training workload, whose fields must agree in comparable results."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DataKind = Literal["synthetic", "loader", "real"]
 class Configuration(Record, frozen=True, kw_only=True):
     """A training workload and how it was run, apart from the number of GPUs.
 
-    Results that differ in any field are never compared silently. Unrecorded fields are None.
+    Measured results that differ in any field are not comparable. Unrecorded fields are None.
     """
 
     case: Name
@@ -84,13 +84,13 @@ class EntryKey(NamedTuple):
         return f"{self.name} on {counted(self.gpus, device_word(device))}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `cases` is None or contains the row's case or name, such as `mnist_cnn/ddp`."""
+        """True if `cases` is None or has the row's case (`mnist_cnn`) or name (`mnist_cnn/ddp`)."""
         return cases is None or self.case in cases or self.name in cases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Selection of table rows by case and number of GPUs; a field that is None selects all."""
+    """Selection of table rows by case and number of GPUs; None selects every case or number."""
 
     cases: Collection[str] | None = None
     """Case names, such as `mnist_cnn` or `mnist_cnn/ddp`."""
@@ -101,10 +101,10 @@ class Choice:
         return key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
 
     def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
-        """Return the chosen keys, grouped by case and sorted by number of GPUs.
+        """Return the selected keys, grouped by case and sorted by number of GPUs.
 
-        A chosen case that has no row on any of the chosen numbers of GPUs gets a key for each of
-        these numbers, so that it is reported as missing.
+        If a selected case has no row with any selected number of GPUs, add a key for each of these
+        numbers, so that they are reported as missing.
         """
         cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
         chosen = [key for key in keys if self.includes(key)]
@@ -115,7 +115,7 @@ class Choice:
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
     def validate(self, keys: Collection[EntryKey]) -> None:
-        """Raise UsageError if a chosen case or GPU count matches no key, unless `keys` is empty."""
+        """Raise UsageError if a selected case or GPU count is in no key; accept empty `keys`."""
         if not keys:
             # There is nothing to choose from, which the caller says better.
             return
@@ -133,7 +133,7 @@ ALL_ROWS = Choice()
 
 
 class RowMixin:
-    """Mixin for a value that belongs to one table row: one configuration on one number of GPUs."""
+    """Mixin for objects that belong to a table row: a configuration on some number of GPUs."""
 
     __slots__ = ()
     configuration: Configuration
@@ -176,7 +176,7 @@ def commands_text(configurations: Iterable[Configuration]) -> str:
 
 
 def several_units(configurations: Iterable[Configuration]) -> list[str]:
-    """Return the metrics that occur with several units, such as `HPCG/gflops (GFLOPS, MFLOPS)`."""
+    """Return the metrics that have more than one unit, such as `HPCG/gflops (GFLOPS, MFLOPS)`."""
     judged = ((each.label, each.metric) for each in configurations if each.metric is not None)
     units = by_key((label, metric.unit or "no unit") for label, metric in judged)
     distinct = {label: dict.fromkeys(of_label) for label, of_label in units.items()}

@@ -101,18 +101,18 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """Distinct GPU names, in order of first occurrence."""
+        """Distinct names of the GPUs in `gpus`, in order of first occurrence."""
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     def with_software_of(self, other: "Environment") -> "Environment":
-        """Return a copy with the software of `other`, except for the driver version."""
+        """Return a copy with packages and versions from `other`, except for the driver version."""
         names = {name for name in self.__struct_fields__ if name.endswith("_version")}
         names = (names | {"packages", "packages_absent"}) - {"driver_version"}
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in names})
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host name and GPU; if there are several nodes, GPUs of the first occur twice."""
+        """Pairs of host name and GPU from both `gpus` and `nodes`, so a GPU may occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -138,23 +138,23 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def data_workers(self) -> int:
-        """Default number of data-loader processes per rank, for any GPU count; 0 on CPU."""
+        """Default number of data-loader processes per rank; 0 on CPU."""
         if self.device == "cpu":
             return 0
         return max(1, min(8, (self.cpu_count or 1) // max(1, len(self.gpus)) - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
-        """Return the largest number of ranks on one GPU; None if 1, on CPUs or on several nodes."""
+        """Return the largest number of ranks on a GPU; None if 1, on CPU, or on several nodes."""
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None
         ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))
         return ranks if ranks > 1 else None
 
     def devices_of_run(self, run: int, gpus: int) -> tuple[int, ...]:
-        """Return CUDA devices in order of local rank, the same for every node; empty on a CPU.
+        """Return a run's CUDA devices in order of local rank, the same on all nodes; empty on CPU.
 
-        Successive runs use successive blocks of devices, so that runs on 1 GPU do not always use
-        GPU 0. Blocks do not overlap, since GPUs 1 and 2 may be linked differently from 0 and 1.
+        Successive runs use successive blocks of devices, so that 1-GPU runs do not all use GPU 0.
+        Blocks overlap only if they must, as GPUs 1 and 2 may be linked differently from 0 and 1.
         """
         count = self.gpus_per_node
         if self.device == "cpu" or not count:
@@ -170,7 +170,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def hardware_label(self) -> str:
-        """Short description: `4× Tesla V100` or `2 CPU cores (Xeon …)`; empty if not recorded."""
+        """Short description of the hardware, such as `4× Tesla V100`; empty if not recorded."""
         if self.system is not None:
             return self.system
         across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""

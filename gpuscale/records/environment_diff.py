@@ -40,7 +40,7 @@ class EnvironmentField:
 def _of_gpus(
     name: str, words: str, unit: str = "", *, in_session: bool = False
 ) -> EnvironmentField:
-    """Return a field whose value lists a property's distinct values on all GPUs: `250, 300 W`."""
+    """Return a field whose value lists the distinct values of a GPU property: `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -114,7 +114,7 @@ def field_differences(
 
 
 def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each environment variable with a value that no earlier environment has."""
+    """Yield a change for each environment variable with values in `after` not found in `before`."""
     names = {name for environment in (*before, *after) for name in environment.variables}
     for name in sorted(names - JOB_VARIABLES - CACHE_VARIABLES):
         sides = ([one.variables.get(name, "not set") for one in side] for side in (before, after))
@@ -122,14 +122,14 @@ def variable_changes(before: _Environments, after: _Environments) -> Iterator[En
 
 
 def script_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each case file or command script with new content; ignore added files."""
+    """Yield a change for each case file or script of `before` with new content in `after`."""
     for name in sorted({name for environment in after for name in environment.scripts}):
         sides = ([e.scripts[name] for e in side if name in e.scripts] for side in (before, after))
         yield from new_values(f"script {name}", *sides)
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each package with a new version, the most important packages first."""
+    """Yield a change for each package with a new version in `after`, most important first."""
     known = [[one.packages for one in side if one.packages] for side in (before, after)]
     names = {name for side in known for packages in side for name in packages}
     for name in sorted(names, key=lambda name: (stack_rank(name), name)):
@@ -157,9 +157,9 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes, apart from hosts and packages, that may explain a loss of speed.
+    """Return the changes that may explain a slowdown, ignoring new hosts and packages.
 
-    Ignore unknown values and values already in `before`; return () if `before` or `after` is empty.
+    Ignore unknown values and values also in `before`; return () if `before` or `after` is empty.
     """
     if not before or not after:
         return ()
@@ -182,14 +182,14 @@ def environment_changes(
 
 
 def _is_same_python(one: str, other: str) -> bool:
-    """True if two versions agree as far as both are known: `3.11` and `3.11.7`."""
+    """True if two Python versions agree as far as both are known: `3.11` and `3.11.7`."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, Mapping[str, str]]:
-    """Return a node's host, and the known facts of the node: settings, CPUs, library versions.
+    """Return a node's host name and known facts: settings, CPUs of ranks, library versions.
 
-    Omit a library whose version is unknown on this node but known in `libraries`.
+    Omit a library whose version is unknown on this node but known in `libraries` (of all nodes).
     """
     facts = dict(node.settings)
     if node.cpus:
@@ -204,7 +204,7 @@ def _facts_of(node: NodeEvidence, libraries: Collection[Library]) -> tuple[str, 
 
 
 def node_changes(before: _OfNodes, after: _OfNodes) -> Iterator[EnvironmentChange]:
-    """Yield a change for each new value of a node's setting; skip settings unknown before."""
+    """Yield a change for each new value of a node setting; skip settings that `before` lacks."""
     for name in dict.fromkeys(name for _, facts in after for name in facts):
         old = {facts[name] for _, facts in before if name in facts}
         new = {facts[name] for _, facts in after if name in facts} - old
@@ -246,14 +246,14 @@ def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", "
 def new_values(
     name: str, before: Sequence[str], after: Sequence[str]
 ) -> Iterator[EnvironmentChange]:
-    """Yield one change if `after` has values not in a non-empty `before`; list each value once."""
+    """Yield one change that lists the new values in `after`, if any; none if `before` is empty."""
     new = tuple(value for value in dict.fromkeys(after) if value not in before)
     if before and new:
         yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)
 
 
 def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each host with new GPUs, if the host's earlier GPUs are known."""
+    """Yield a change for each host whose GPUs are known in `before`, with other GPUs in `after`."""
     uuids = by_key((each.host, gpu.uuid) for each in before for gpu in each.gpus if gpu.uuid)
     for environment in after:
         known = uuids.get(environment.host, [])

@@ -44,7 +44,7 @@ step count was recognised in a command's output; `unsteady`: the step time was n
 
 
 class Phases(Record, frozen=True, kw_only=True):
-    """Seconds that one rank spends in each phase, per window or per step depending on the use.
+    """Seconds that one rank spends in each phase of training steps, for a window or per step.
 
     Phases are contiguous and add up to the total time. On CUDA, a phase is the time between events
     on the stream; if the device waits for the host, the wait belongs to the phase that caused it.
@@ -125,7 +125,7 @@ class Failure(Record, frozen=True, kw_only=True):
 
     @property
     def normalised_message(self) -> str:
-        """The message without digits; it is the same for ranks with the same failure."""
+        """The message without digits, so that it is equal for all ranks with the same failure."""
         return re.sub(r"\d+", "", self.message)
 
 
@@ -152,7 +152,7 @@ BUSY_SHARE = 0.1
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
-    """Load from other processes on a node."""
+    """Load on a node from processes that do not belong to the run."""
 
     other_cores: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Mean number of cores that other processes used during the run; None if unknown."""
@@ -163,7 +163,7 @@ class HostLoad(Record, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """True if other processes exceed `BUSY_SHARE` of the cores or compute on the run's GPUs."""
+        """True if other processes use over `BUSY_SHARE` of the cores, or use the run's GPUs."""
         return self.weight[0] > BUSY_SHARE or bool(self.gpu_processes)
 
     @property
@@ -194,7 +194,7 @@ class Library(Record, frozen=True, kw_only=True):
 
 
 class ProcessSoftware(msgspec.Struct, frozen=True, kw_only=True):
-    """Software in use by the processes of a command, or by one rank."""
+    """Software and CPUs used by a command's processes on one host, or by one rank."""
 
     host: str
     libraries: tuple[Library, ...] = ()

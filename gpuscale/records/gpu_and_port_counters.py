@@ -206,7 +206,7 @@ _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce a counter's values from samples, runs or devices to one; None if all are unknown."""
+    """Reduce values of one counter to a single value, such as the mean; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 
@@ -254,10 +254,10 @@ class PortCounter:
     """Smallest growth in a run that is reported; healthy networks may show less."""
 
     def growth(self, before: int | str, after: int | str) -> tuple[int, bool] | str:
-        """Return the counter's growth between two readings, or the reason why it is unknown.
+        """Return the growth between two readings and a flag, or why the growth is unknown.
 
-        A failed reading is a text that says why. The flag is True if the growth is only a lower
-        bound, since the counter was reset or reached its maximum.
+        The flag is True if the growth is only a lower bound, since the counter was reset or reached
+        its maximum. A reading that failed is a text with the reason.
         """
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)

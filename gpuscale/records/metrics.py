@@ -14,7 +14,7 @@ _LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for relative changes of a metric; `MetricSpec.in_points` says relative to what."""
+    """Limits for changes of a metric, as fractions of the baseline's value or step time."""
 
     margin: float
     """Largest deterioration that is never called a regression."""
@@ -92,7 +92,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def validate_measured(measured: Mapping[str, float], own: OpenMetric | None) -> None:
-    """Raise a FieldError for an unknown name or bad value; `own` is the configuration's metric."""
+    """Raise a FieldError for unknown metrics or invalid values; `own` is the case's own metric."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:
@@ -145,9 +145,9 @@ def metric_from_name(
     more_is_better: bool | None = None,
     time_scaling: Literal["weak", "strong"] | None = None,
 ) -> OpenMetric | None:
-    """Return the metric with this name; None if it is unknown whether more or less is better.
+    """Create a metric; return None if it is unknown whether more or less is better.
 
-    For a time, `time_scaling` says which work is constant: per GPU (weak) or in total (strong).
+    For a time, `time_scaling` says whether work is constant per GPU (weak) or in total (strong).
     """
     if not unit and unit_of_name(name) == "s" and _OF_RATES.fullmatch(name):
         if more_is_better is None:

@@ -1,4 +1,4 @@
-"""A node's probes (short measurements that can confirm a cause) and its network ports."""
+"""Probes (short measurements that can confirm the cause of a slowdown) and network ports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
@@ -20,7 +20,7 @@ INSIDE, PAIR = "all-reduce in a node", "all-reduce of two nodes"
 
 
 class ProbeKind(NamedTuple):
-    """The unit of a probe's rates, and the codes of the causes that a lower rate confirms."""
+    """Properties of a probe: the unit of its rates, and the causes that a drop in rate confirms."""
 
     unit: str
     confirms: str
@@ -63,12 +63,12 @@ class Probe(Record, frozen=True, kw_only=True):
 
     @property
     def comparison_key(self) -> tuple[str | int | None, ...]:
-        """Key that probes comparable across devices share: name, message size and precision."""
+        """Name, message size and precision: probes that agree in these are comparable."""
         return self.name, self.message_bytes, self.precision
 
     @property
     def identity(self) -> tuple[str | int | None, ...]:
-        """Key of the probe and the probed device or link; probes with equal keys are repeats."""
+        """Key of the probe and its device or link; probes with equal keys are repetitions."""
         return (*self.comparison_key, self.host, self.uuid or self.device, self.peer)
 
 
@@ -122,7 +122,7 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged_probes(parts: Sequence[NodeProbe]) -> NodeProbe:
-    """Combine probes of one node from several ranks or launches; keep the first part's ports."""
+    """Combine the probes of all parts, which belong to one node; keep the first part's ports."""
     repeats = by_key((probe.identity, probe) for part in parts for probe in part.probes)
     probes = (
         msgspec.structs.replace(same[-1], rates=tuple(r for probe in same for r in probe.rates))

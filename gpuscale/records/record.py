@@ -126,7 +126,7 @@ def from_json(kind: type[T], text: str) -> T:
 def from_builtins(kind: type[T], value: object, *, strict: bool = True) -> T:
     """Convert parsed data, such as TOML, to type `kind`; raise a `DecodeError` if it is invalid.
 
-    Unless `strict`, numbers may be given as strings.
+    If `strict` is False, numbers may be given as strings.
     """
     try:
         return msgspec.convert(value, kind, strict=strict)
@@ -168,7 +168,7 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
 
 
 def _validate_json(text: str, **how: Any) -> None:
-    """Raise a `DecodeError` for invalid JSON, with a line number, which msgspec does not give."""
+    """Raise a `DecodeError` with a line number, which msgspec does not give, for invalid JSON."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
@@ -181,7 +181,7 @@ def _validate_json(text: str, **how: Any) -> None:
 
 
 def _problem(error: msgspec.ValidationError) -> DecodeError:
-    """Convert msgspec's error to a `DecodeError` that names the field: `runs[2].measured`."""
+    """Convert msgspec's error to a `DecodeError` that names the field, like `runs[2].measured`."""
     text, _, path = str(error).partition(" - at `")
     place = path.rpartition("$")[2].strip("`.")
     if isinstance(error.__cause__, FieldError):

@@ -48,8 +48,8 @@ TIMING_PLANS: Mapping[str, TimingPlan] = {
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
-    A larger time budget first adds windows, which show whether a run is steady, and then lengthens
-    them; with a smaller one, the ranks measure fewer or shorter windows.
+    More seconds than in the default plan first add windows, which show whether a run is steady, and
+    then lengthen them; with less time, the ranks measure fewer or shorter windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -118,14 +118,14 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """One request for each metric that the command prints; this request if it prints none."""
+        """One copy of this request for each metric of the command; the request itself if none."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
         return tuple(replace(self, configuration=each) for each in asked) or (self,)
 
     def with_metrics(self, names: Iterable[str]) -> "RunRequest":
-        """Return the request with a metric added for each new name known to `metric_from_name`."""
+        """Return a copy with a metric for each new name that `metric_from_name` can interpret."""
         if self.command is None:
             return self
         known = {metric.name: metric for metric in self.command.metrics}
@@ -134,7 +134,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, command=replace(self.command, metrics=metrics))
 
     def cpus_of(self, local_rank: int) -> set[int]:
-        """Return the CPUs to which `cpu_bind` binds a rank; empty if `cpu_bind` is not a map."""
+        """Return the CPUs to which `cpu_bind` binds a rank; empty if it does not name CPUs."""
         each = -(-self.gpus // (self.processes if self.command is None else self.gpus))
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
         return bound_cpus(self.cpu_bind, devices or (local_rank,))
@@ -163,7 +163,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One window, timed by the clock of one rank."""
+    """One window of training steps, timed by the clock of one rank."""
 
     started_at_s: float
     busy_s: float
@@ -173,7 +173,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_s(self) -> float:
-        """Busy seconds, excluding the wait for other stages of a pipeline."""
+        """Seconds of the rank's own work, without waits for other stages of a pipeline."""
         return self.busy_s - self.phases.wait_s
 
 
@@ -181,8 +181,8 @@ def window_of_ranks(by_rank: Sequence[RankWindow], slowest: int) -> Window:
     """Combine one window's times from all ranks; the duration is the longest time of any rank.
 
     The phases are always those of `slowest`, the slowest rank of the whole run. If another rank
-    took longer in this window, `slowest` waited for the difference: it is added to `wait_s` if
-    waits are measured, and otherwise to `backward_s`, where training waits.
+    took longer in this window, `slowest` waited for it. This wait is added to `wait_s` if waits are
+    measured, and otherwise to `backward_s`, the phase that synchronises ranks.
     """
     busy_s = tuple(window.busy_s for window in by_rank)
     phases, lag_s = by_rank[slowest].phases, max(busy_s) - busy_s[slowest]
@@ -203,7 +203,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Return median seconds per step, preferring unsynchronised windows if `ranks` > 1."""
+        """Return the median seconds per step, if possible without waits for the other ranks."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         own_s = statistics.median(window.own_s for window in alone or self.windows)
         return own_s / self.steps_per_window

@@ -98,7 +98,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """True if the run passed all checks and has a step time, or the metric that replaces it."""
+        """True if the run did not fail and has a step time, or the metric judged instead of it."""
         metric = self.configuration.metric
         return self.failure is None and (metric.name if metric else STEP_TIME) in self.measured
 
@@ -132,12 +132,12 @@ _SHARE_OF_BUSY = 0.25
 
 
 def were_hosts_busy(runs: Sequence[Run]) -> bool:
-    """True if a host was busy in at least a quarter of the runs, which may explain their spread."""
+    """True if other processes kept a host busy in at least a quarter of the runs."""
     return len(busy_hosts(runs)) >= max(1, _SHARE_OF_BUSY * len(runs))
 
 
 def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
-    """Return the busiest host and its load for each run with a busy host, busiest first."""
+    """Return the busiest host, with its load, of each run that has a busy host; busiest first."""
     busy = []
     for run in runs:
         loads = [(node.host, node.load) for node in run.nodes if node.load and node.load.is_busy]
@@ -162,7 +162,7 @@ class Header(Record, frozen=True, kw_only=True):
 
     @property
     def why_excluded(self) -> str | None:
-        """Reason to exclude these results from every history; None if they are included."""
+        """Reason to exclude these results from nightly histories; None if they are included."""
         faults = f"has injected faults ({', '.join(self.injections)})"
         return self.left_out or (faults if self.injections else None)
 
@@ -185,9 +185,9 @@ class Results(Header, frozen=True, kw_only=True):
 
 
 def deduplicated(read: Iterable[Results]) -> list[Results]:
-    """Return the results without repeated runs, which would make confidence intervals too narrow.
+    """Return the results without duplicate copies of runs, which would narrow confidence intervals.
 
-    A run that also occurs in results excluded by `gpuscale leave-out` is kept only there.
+    If a copy of a run is in results excluded by `gpuscale leave-out`, only that copy is kept.
     """
     seen: set[tuple[object, ...]] = set()
     kept = {}
@@ -238,7 +238,7 @@ _MEASURES: Mapping[str, Callable[[Run], float | None]] = {
 
 
 def with_measured(run: Run) -> Run:
-    """Return the run with metrics computed from its evidence; leave a failed run unchanged."""
+    """Return the run with metrics computed from its evidence; return a failed run unchanged."""
     if run.configuration.metric is not None or run.failure is not None:
         return run
     values = {name: measure(run) for name, measure in _MEASURES.items()}
@@ -252,7 +252,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if ranks lack busy times or wrongly have different model parameters."""
+    """Raise a FieldError if ranks lack busy times, or differ in parameters that must be equal."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

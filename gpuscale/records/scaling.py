@@ -1,4 +1,4 @@
-"""Estimates with intervals, and the points of a scaling curve that they describe."""
+"""Estimates with 95% confidence intervals, and points of scaling curves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,17 +29,17 @@ class Estimate:
         return Estimate(value=function(self.value), low=low, high=high)
 
     def scaled(self, factor: float) -> "Estimate":
-        """Return the estimate of the quantity multiplied by a positive factor."""
+        """Return the estimate and its bounds multiplied by a positive factor."""
         return self.mapped(lambda value: value * factor)
 
     def inverse(self, numerator: float) -> "Estimate":
-        """Return the estimate of `numerator` divided by the quantity, which must be positive."""
+        """Return `numerator` divided by the estimate and its bounds, which must be positive."""
         inverted = self.mapped(lambda value: numerator / value)
         return replace(inverted, low=inverted.high, high=inverted.low)
 
 
 class PointKey(NamedTuple):
-    """The properties that all repetitions of a run share."""
+    """Key of a point on a scaling curve; all repetitions of a run have the same key."""
 
     configuration: Configuration
     gpus: int
@@ -63,7 +63,7 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Estimates for one point of a scaling curve (see `ScalingPoint`); None if unknown."""
+    """Estimates for a point of a scaling curve (see `ScalingPoint`); unknown ones are None."""
 
     value: Estimate | None = None
     """Value of the metric that is judged instead of the step time, in the metric's unit."""
@@ -103,7 +103,7 @@ class ScalingPoint(RowMixin, Scaling):
 
     @property
     def epoch_time_s(self) -> Estimate | None:
-        """Seconds per epoch, with the step time's relative interval; None if either is unknown."""
+        """Estimated seconds per epoch; None if `step_time_s` or `epoch_s` is None."""
         if self.step_time_s is None or self.epoch_s is None:
             return None
         return self.step_time_s.scaled(self.epoch_s / self.step_time_s.value)

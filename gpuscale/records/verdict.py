@@ -38,7 +38,7 @@ SLOWDOWNS = (Finding.SLOWER_TRAINING, Finding.SINGLE_GPU_SLOWDOWN)
 
 
 class Facts(TypedDict, total=False):
-    """Values used in the text of a reason or note; a value's name sets its type and format."""
+    """Values inserted into the text of a reason or note; each name implies a type and format."""
 
     # Fractions of the throughput or the step time, relative changes, and durations.
     after_s: float
@@ -118,7 +118,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A reason or note: a code, which `reports.reason_words` converts to text, and its facts."""
+    """A reason or note: a code, which `reports.reason_words` converts to text, and values."""
 
     code: str
     facts: Facts
@@ -153,7 +153,7 @@ class Verdict(StrEnum):
 
     @property
     def weight(self) -> int:
-        """Sort key, worst first: 0 for a loss, 1 for neither loss nor pass, 2 for a pass."""
+        """Sort key, worst first: 0 if worse than the reference, 2 for a pass, otherwise 1."""
         return 0 if self.is_loss else 2 if self.is_pass else 1
 
     @property
