@@ -1,4 +1,4 @@
-"""Profiles of clusters: nodes, scheduler, and the measurements and baseline of a nightly run."""
+"""Cluster profiles: nodes, job settings, and the measurements and baseline of nightly runs."""
 
 import os
 import re
@@ -40,7 +40,7 @@ TimeLimit = Annotated[str, matching(TIME_LIMIT, "a time such as 01:00:00")]
 
 
 class GpuNodes(Record, frozen=True, kw_only=True):
-    """The GPU nodes of a cluster, all of the same kind."""
+    """Properties of a cluster's GPU nodes, which are all of the same kind."""
 
     gpus: Gpus | None = None
     """Number of GPUs per node; None for a generic profile, which requires `--gpus-per-node`."""
@@ -51,7 +51,7 @@ class GpuNodes(Record, frozen=True, kw_only=True):
 
 
 class JobSettings(Record, frozen=True, kw_only=True):
-    """Settings for the scheduler and for the job's shell."""
+    """Settings of a cluster's jobs: scheduler options, and modules and variables for the shell."""
 
     partition: ShellWord | None = None
     account: ShellWord | None = None
@@ -76,7 +76,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """Cases, strategies, numbers of GPUs and other pytest options of a nightly run."""
+    """Measurements of a nightly run: cases, strategies, numbers of GPUs, other pytest options."""
 
     cases: tuple[ShellWord, ...] = ("bench_cases",)
     strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
@@ -109,7 +109,7 @@ class Judged(Record, frozen=True, kw_only=True):
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
-    """The profile of a cluster, read from a TOML file."""
+    """A cluster's profile, read from TOML: scheduler, nodes, job settings, nightly measurements."""
 
     description: Name
     scheduler: str
@@ -144,7 +144,7 @@ def find_profile(wanted: str | None) -> ClusterProfile:
 
 
 def parse_profile(text: str, name: str) -> ClusterProfile:
-    """Parse a profile from TOML; raise a DecodeError that names an invalid field."""
+    """Parse the TOML text of the profile `name`; raise a DecodeError that locates any problem."""
     if not _FILE_NAME.fullmatch(name):
         problem = f"'{visible(name)}' cannot be part of a job's name"
         remedy = "name the file with letters, digits, '.', '_' and '-' only, such as mysite.toml"

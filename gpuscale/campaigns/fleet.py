@@ -76,7 +76,7 @@ def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, .
 
 
 class Sweep:
-    """A sweep over cluster nodes in progress; its folder always contains the current state."""
+    """An ongoing sweep over cluster nodes; its current state is always saved in its folder."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Sweep:
         say: Callable[[str], None],
         most_queued: int,
     ) -> None:
-        """`submit` takes a job and its name and returns the job number; `say` prints a message."""
+        """`submit` submits a named job and returns its Slurm job number; `say` prints a message."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
@@ -98,7 +98,7 @@ class Sweep:
         """Nodes that need another job, worst first; None until the newest results are judged."""
 
     def run(self) -> None:
-        """Submit and follow jobs until all nodes are done."""
+        """Submit and follow jobs until every available node has been measured or given up."""
         gone, was_silent = ClusterNode("", "", "down (unknown to Slurm)", ""), False
         while True:
             nodes, queue = cluster_nodes(self.record.partition), queued_jobs()
@@ -117,7 +117,7 @@ class Sweep:
         self._keep(replace(self.record, states=states))
 
     def _name_of(self, job: SweepJob) -> str:
-        """Return the name of a job in Slurm's queue, which is unique across all sweeps."""
+        """Return the name of a job in Slurm's queue; it includes the creation time of the sweep."""
         moment = re.sub(r"\D", "", self.record.created_at)[:14]
         return f"gpuscale-fleet-{moment}-{job.node}-{job.number}"
 
@@ -125,7 +125,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record the end of a job; cancel a waiting job if its node is out of service or busy."""
+        """Record a job's end; cancel a waiting job if its node is out of service or stays busy."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.
@@ -147,7 +147,7 @@ class Sweep:
             self._end_by_results(job, state)
 
     def _end_by_results(self, job: SweepJob, state: JobState) -> None:
-        """Record whether a job that ended has measured its node and, if not, the reason."""
+        """Record whether an ended job has measured its node, and the reason if it has not."""
         job = self._note(job, ended_at_s=time.time())
         problem = f"job ended as {state.word}" if state.stage == "ended" else "job lost"
         try:
@@ -176,7 +176,7 @@ class Sweep:
         self._say(f"{job.node} {outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
-        """Submit jobs up to the limit; return False if no job is open and none can be started."""
+        """Submit jobs up to the limit; return False if no job is left to follow or to submit."""
         while len(self._open()) < self._most_queued:
             if (following := next(self._next(known), None)) is None:
                 break
@@ -185,7 +185,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield nodes to measure next, best first, and whether each serves only as a control."""
+        """Yield nodes to measure next, best first, each with True if it only acts as a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}

@@ -36,10 +36,10 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
 
 
 def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
-    """Return the profile with the options of `JOB_OPTIONS` applied; raise UsageError if invalid.
+    """Return a profile with the given `JOB_OPTIONS` applied; raise UsageError if one is invalid.
 
-    `--cases` drops the profile's baseline, judged cases and judged numbers of GPUs; `--baseline`
-    drops only the judged numbers of GPUs.
+    `--cases` drops the profile's baseline, and its rows and numbers of GPUs to judge, which belong
+    to the profile's own cases. `--baseline` drops the numbers of GPUs to judge.
     """
     tables: dict[str, Any] = msgspec.to_builtins(profile)
     given = {name: values[name] for name in JOB_OPTIONS if values.get(name) not in (None, [])}

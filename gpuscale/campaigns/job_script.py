@@ -45,7 +45,7 @@ class JobRequest:
 
     @property
     def demand(self) -> Demand:
-        """Resources of the smallest job that can measure on the largest number of GPUs.
+        """Resources of the smallest job that can measure on the largest requested number of GPUs.
 
         On one node, a single task gets all cores of the job; on several, each GPU gets a task.
         """
@@ -128,12 +128,12 @@ cd "{_in_job(request, request.scheduler.folder_variable)}" || exit
 
 
 def _in_job(request: JobRequest, variable: str) -> str:
-    """Return a shell expression for a scheduler's variable; outside a job, it ends the script."""
+    """Return a shell expansion of a scheduler's variable; the script ends if it is unset."""
     return f"${{{variable}:?submit this file with {request.scheduler.submit_command[0]}}}"
 
 
 def _night(request: JobRequest) -> str:
-    """Return shell commands that check that gpuscale runs, then start the job's measurements."""
+    """Return shell commands that check that gpuscale starts, then start the measurements."""
     profile = request.profile
     where, inside, remedy = _SEARCH, "", "here; install it, or set GPUSCALE_VENV to its environment"
     if profile.job.container:

@@ -1,4 +1,4 @@
-"""Folders of nightly runs, and of sweeps, which measure every node of a cluster."""
+"""Records in the folders of nightly runs and of sweeps over the nodes of a cluster."""
 
 import math
 import statistics
@@ -128,7 +128,7 @@ def nights_folder(environment: Mapping[str, str]) -> Path:
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Create the folder `name/DATE_job`; raise FileError if it exists, UsageError for bad names."""
+    """Create `folder/name/DATE_job`; raise FileError if it exists, UsageError for bad names."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no folder name; use a single word")
@@ -140,7 +140,7 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 
 class SweepJob(Record, frozen=True, kw_only=True):
-    """A job that measures one node once."""
+    """A job of a sweep; each job measures one node once."""
 
     node: Name
     number: PositiveCount
@@ -159,11 +159,11 @@ class SweepJob(Record, frozen=True, kw_only=True):
 
     @property
     def results_name(self) -> str:
-        """Name of the results file in the folder of the sweep."""
+        """Name of the job's results file in the folder of the sweep."""
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the node's smallest possible clock error in s (> 0: ahead); 0 if negligible."""
+        """Return how far the node's clock is off, at least, in s (> 0: ahead); 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
@@ -189,7 +189,7 @@ class SweepRecord(Record, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> object:
-        """Key that is equal for sweeps that can be compared with each other."""
+        """Comparison key: sweeps with equal plans can be compared with each other."""
         return self.cluster, self.partition, self.case, self.gpus
 
     def not_measured(self) -> dict[str, tuple[NotMeasured, str]]:
@@ -224,13 +224,13 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJ
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
-    """Return the measurements of each job of a sweep, except jobs without results."""
+    """Return the measurements of each job of a sweep that measured its node."""
     read = results_of_sweep(folder, record)
     return [visit_of(job, results, record.partition) for job, results in read]
 
 
 def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
-    """Return the measurements of recent earlier sweeps with the same plan, oldest sweep first."""
+    """Return measurements of up to 5 earlier sweeps with the plan of `record`, oldest first."""
     paths = folder.absolute().parent.glob(f"*/{SWEEP_JSON}")
     sweeps = ((read_sweep(path.parent), path.parent) for path in paths)
     alike = [(sweep, place) for sweep, place in sweeps if sweep.plan == record.plan]
@@ -240,7 +240,7 @@ def past_visits(folder: Path, record: SweepRecord) -> list[list[NodeVisit]]:
 
 
 def visit_of(job: SweepJob, results: Results, partition: str) -> NodeVisit:
-    """Return the measurements of one job on its node."""
+    """Convert the results of one job to a NodeVisit, with the step times of each row."""
     where, runs = results.environment, [run for run in results.runs if run.is_valid]
     model = " + ".join(where.gpu_names) or where.cpu_model or where.device
     times_s = by_key((row_of(run), run.step_time_s) for run in runs)

@@ -1,4 +1,4 @@
-"""Encode and decode the two file formats, for results and for baselines (docs/format.md)."""
+"""Encode and decode results files and baseline files (docs/format.md)."""
 
 import re
 from typing import Any
@@ -26,7 +26,7 @@ _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 
 
 def encode_header(results: Results) -> str:
-    """Encode the header of results as a line without line break; raise DecodeError if invalid."""
+    """Encode the header line of a results file (no line break); raise DecodeError if invalid."""
     head = msgspec.structs.replace(results, runs=(), folder="")
     return _with_envelope(to_json(head), RESULTS_FORMAT)
 
@@ -109,7 +109,7 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 
 
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
-    """Check the `format` and `version` of a file's text, and return the other fields."""
+    """Check the fields `format` and `version` of a file's text; return the remaining fields."""
     if not text.strip():
         raise DecodeError("", "the file is empty; measure again")
     if text.lstrip("\ufeff \t\r\n")[:1] != "{":

@@ -1,4 +1,4 @@
-"""Read and write whole files: damaged or special files are rejected, and writes are atomic."""
+"""Read and write whole files: reject damaged files and devices, and write atomically."""
 
 import errno
 import fcntl
@@ -73,7 +73,7 @@ def lock_file(path: Path, descriptor: int, problem: str) -> None:
 
 
 def is_night_folder(name: str) -> bool:
-    """True if a name is a nightly run's folder name: date and job, such as `2026-11-21_4711`."""
+    """True if `name` looks like a nightly run's folder, DATE_JOB, such as `2026-11-21_4711`."""
     with suppress(ValueError):
         date.fromisoformat(name[:10])
         return name[10:11] == "_"
@@ -81,7 +81,7 @@ def is_night_folder(name: str) -> bool:
 
 
 def with_folder(path: Path, results: Results) -> Results:
-    """Return results with `folder` set to the name of the night's folder, if `path` lies in one."""
+    """Set `folder` of results to the name of the night's folder that contains `path`, if any."""
     name = path.absolute().parent.name
     return replace(results, folder=name) if is_night_folder(name) else results
 

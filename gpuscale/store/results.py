@@ -25,7 +25,7 @@ _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """Return a path for a new file in the folder; names start with the UTC date and sort by age."""
+    """Return a path for a new results file, named by UTC time so that names sort by age."""
     moment = f"{now.astimezone(UTC):%Y-%m-%dT%H%M%S.%f}"[:-3]
     return folder / f"{moment}Z-{secrets.token_hex(3)}.jsonl"
 
@@ -49,7 +49,7 @@ def no_results(folder: Path) -> FileError:
 
 
 def with_recorded_probes(path: Path, results: Results) -> Results:
-    """Return results with the probes from the separate file next to the results file, if any."""
+    """Add the probes that `gpuscale probe` saved in a file next to the results file, if any."""
     beside = path.with_suffix(PROBES_ENDING)
     return replace(results, probes=read_results(beside).probes) if beside.is_file() else results
 
@@ -65,7 +65,7 @@ def read_beginning(path: Path) -> Results:
 
 
 def validate_writable(folder: Path) -> None:
-    """Raise a `FileError` if no file can be created in a folder, so that no measurement is lost."""
+    """Raise a `FileError` if no file can be created in a folder; called before measuring."""
     # Imported here, since the import is slow and only needed for measuring.
     from tempfile import TemporaryFile
 
@@ -79,7 +79,7 @@ def validate_writable(folder: Path) -> None:
 
 
 def leave_out(path: Path, reason: str | None) -> None:
-    """Mark a results file as excluded, with the reason; a reason of None includes it again."""
+    """Mark a results file as excluded from comparisons, with the reason; None includes it again."""
     with ResultsFile(path) as locked, files.file_errors(path):
         header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")

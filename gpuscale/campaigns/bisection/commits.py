@@ -1,4 +1,4 @@
-"""Bisection over git commits: each commit tried is checked out into a folder of its own."""
+"""Bisection over git commits: each commit that is tried gets a checkout in its own folder."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ from gpuscale.campaigns.bisection.kinds import (
 
 @dataclass(slots=True, kw_only=True)
 class Commits(Kind):
-    """A range of git commits, following first parents.
+    """The commits in a range, following first parents, as the changes of a bisection.
 
-    They are checked out from a clone, so that a trial leaves nothing behind in the repository.
+    Trials check them out from a clone, so that nothing is left behind in the user's repository.
     """
 
     noun = "commit"
@@ -54,7 +54,7 @@ class Commits(Kind):
         )
 
     def prepare(self, folder: Path) -> None:
-        """Clone the repository into a subfolder of `folder`, without a work tree."""
+        """Clone the repository into a subfolder of `folder`, without checking out any files."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         clone = folder / "repository"
@@ -65,7 +65,7 @@ class Commits(Kind):
         return self._commits[len(applied)]
 
     def setting(self, applied: Applied) -> Setting:
-        """Check out the last applied commit if necessary; return a Setting with its folder."""
+        """Return a Setting to run in a checkout of the last applied commit, created if missing."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

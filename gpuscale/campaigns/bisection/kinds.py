@@ -1,4 +1,4 @@
-"""Read the good and the bad environment of a bisection; define the kinds of their differences."""
+"""The good and the bad environment of a bisection, and kinds of changes between them."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ class EnvironmentBuildError(GpuscaleError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference between the good and the bad environment, which a trial may apply."""
+    """A difference between the good and bad environments; a trial may apply it to the good one."""
 
     name: str
     text: str
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """The changes of one kind, such as packages; subclasses create environments that apply some."""
+    """Base class for kinds of changes, such as packages; creates environments with some applied."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False
@@ -67,23 +67,23 @@ class Kind(ABC):
     """Differences between the environments that cannot be tried, described in words."""
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Store the changes, each in a group of its own."""
+        """Set `changes`, and put each change in a group of its own."""
         self.changes = (*changes,)
         self.groups = (*range(len(self.changes)),)
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - variables need nothing
-        """Prepare to create environments in `folder`."""
+        """Prepare once for creating environments in `folder`; the default does nothing."""
 
     @abstractmethod
     def _content(self, applied: Applied) -> object:
         """Return a value that identifies the environment with these changes applied."""
 
     def name_of(self, applied: Applied) -> str:
-        """Return the name of an environment: a short hash that is the same in every process."""
+        """Return an environment's name: a short hash of its content, equal in every process."""
         return hashlib.sha256(repr(self._content(applied)).encode()).hexdigest()[:12]
 
     def words_of(self, applied: Applied) -> str:
-        """Describe an environment by its changes: `good + torch, triton`, `up to 1a2b3c4`."""
+        """Describe an environment by its changes, as `good + torch, triton` or `up to 1a2b3c4`."""
         names = [self.changes[at].name for at in sorted(applied)]
         if len(names) in (0, len(self.changes)):
             return "bad" if names else "good"
@@ -91,12 +91,12 @@ class Kind(ABC):
 
     @abstractmethod
     def setting(self, applied: Applied) -> Setting:
-        """Create an environment if necessary; return its Setting or raise EnvironmentBuildError."""
+        """Create the environment if missing; return its Setting or raise EnvironmentBuildError."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Variables(Kind):
-    """Differences in environment variables; variables with equal values are set in every trial."""
+    """Differences in environment variables; variables that do not differ are set in all trials."""
 
     noun = "variable"
     good: Mapping[str, str]
@@ -116,7 +116,7 @@ class Variables(Kind):
         return sorted(self.setting(applied).variables.items())
 
     def setting(self, applied: Applied) -> Setting:
-        """Return a Setting with the values of the variables after applying the changes."""
+        """Return a Setting with bad values for applied variables and good values for the rest."""
         values: dict[str, str | None] = {**self.good}
         for number, change in enumerate(self.changes):
             values[change.name] = (self.bad if number in applied else self.good).get(change.name)
@@ -124,13 +124,13 @@ class Variables(Kind):
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, cut to 200 characters."""
+    """Return the last non-blank line of a text, truncated to 200 characters."""
     return visible((text.strip() or "it said nothing").splitlines()[-1].strip()[:200])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectionSide:
-    """The good or the bad environment of a bisection."""
+    """The good or the bad environment of a bisection: its packages, Python and variables."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned requirements, such as `torch==2.14`, keyed by package name."""
@@ -153,7 +153,7 @@ def uv_program() -> str:
 
 
 def side_of(path: Path) -> BisectionSide:
-    """Read an environment from its folder, its interpreter, a requirements file or results."""
+    """Read an environment from a folder, interpreter, requirements file, results or baseline."""
     python = path / "bin" / "python" if path.is_dir() else path
     if path.is_dir() or path.name.startswith("python"):
         return _installed(path, python)
@@ -183,7 +183,7 @@ def side_of(path: Path) -> BisectionSide:
 def differences_elsewhere(
     good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
 ) -> list[str]:
-    """Return recorded differences, such as drivers, except packages and the `tried` variables."""
+    """Describe recorded differences, such as drivers, other than packages and `tried` variables."""
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}
     changes = environment_changes(good.recorded, bad.recorded)

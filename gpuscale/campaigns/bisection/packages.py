@@ -1,4 +1,4 @@
-"""Bisection over packages: environments that mix packages of a good and a bad environment."""
+"""Bisection over packages: trials run in environments that mix good and bad package versions."""
 
 import importlib.metadata
 import os
@@ -62,7 +62,7 @@ class Packages(kinds.Kind):
         self._group(map(_site, places))
 
     def setting(self, applied: kinds.Applied) -> kinds.Setting:
-        """Create an environment if necessary; return the interpreter and variables for its runs."""
+        """Create the environment if missing; return the interpreter and variables for its runs."""
         place = self._made(applied)
         if self.needs_gpuscale:
             self._add_gpuscale(place)
@@ -102,7 +102,7 @@ class Packages(kinds.Kind):
         return sorted(line for line in chosen if line is not None)
 
     def _uv(self, *arguments: str) -> str | None:
-        """Run uv; return None on success, else the reason; raise UsageError if the disk is full."""
+        """Run uv; return None on success, else uv's error; raise UsageError if the disk is full."""
         command = [self.uv, *arguments, "-q"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.returncode:
@@ -141,7 +141,7 @@ class Packages(kinds.Kind):
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the files and folders of gpuscale's dependencies, except packages in `without`."""
+    """Yield the top-level files and folders of gpuscale's dependencies not named in `without`."""
     site = Path(sysconfig.get_path("purelib"))
     waiting, seen = ["gpuscale"], {"gpuscale", *without}
     while waiting:

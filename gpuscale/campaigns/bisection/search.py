@@ -1,11 +1,11 @@
 """Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: an environment with only the first half of the changes is compared with one that has no
-change, which judges the first half, and with one that has all, which judges the second half. This
+Halving: compare environments with none, the first half, and all of the changes. The step from the
+first environment to the second judges the first half, the next step judges the second half. This
 finds several independent culprits at once.
-Extension: if the culprits alone do not explain the loss, search again with the culprits applied,
-for changes that act only in combination. If undoing the culprits does not undo the loss, search
-again without the culprits, for changes that they hide. Culprits that are not needed are dropped.
+Extension: if the culprits alone do not cause the whole slowdown, search with the culprits applied
+for changes that act only in combination with them. If the slowdown remains without the culprits,
+search without them for changes whose effect they hide. Culprits that prove needless are dropped.
 """
 
 import itertools
@@ -44,7 +44,7 @@ Unit = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """A search for changes that cause a slowdown; each group of changes stays whole if possible."""
+    """Search for changes that cause a slowdown; splits a group of changes only if it must."""
 
     turns: AlternatingTrials
     groups: Sequence[int]
@@ -99,7 +99,7 @@ class Search:
         return self._result(BisectionFinding.SUSPECTED, alone, taken_back, reason=reason)
 
     def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
-        """Confirm each culprit of an ordered range, by measuring just before and just after it."""
+        """Confirm culprits in an ordered range, by measuring just before and just after each."""
         units = {(unit[0], unit[-1] + 1): unit for unit in sorted(found)}
         edges = sorted({0, len(bad), *itertools.chain.from_iterable(units)})
         sides = [frozenset(range(edge)) for edge in edges]
@@ -120,7 +120,7 @@ class Search:
         )
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
-        """Return the culprits among `changes`, which together cause `loss` if applied to `base`."""
+        """Return the culprits among `changes`; `changes` as a whole slow `base` down by `loss`."""
         if len(changes) == 1:
             return [changes]
         limits = self._limits(loss * _LIKE)
@@ -153,7 +153,7 @@ class Search:
     def _extended(
         self, found: list[Unit], bad: Applied, loss: float
     ) -> tuple[Steps | None, Steps | None]:
-        """Search for culprits that act only together with those in `found`, or are hidden by them.
+        """Search for culprits that act only together with `found`, or whose effect `found` hides.
 
         Store all culprits in `_suspects`. Return the results of two trials: with only the culprits
         applied, and with all other changes applied; None for a trial that cannot be measured.

@@ -42,7 +42,7 @@ _ATTEMPTS = 2
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget of trials or time is spent, so that no further run may start."""
+    """Raised if no further run may start, since the budget of trials or of time is spent."""
 
     def __init__(self, budget: Literal["trials", "time"]) -> None:
         super().__init__(budget)
@@ -50,7 +50,7 @@ class OutOfBudgetError(Exception):
 
 
 class TrialAnswer(StrEnum):
-    """Whether an environment is slower than the one before it in a trial."""
+    """Whether an environment is slower than the environment that precedes it in a trial."""
 
     SLOWER = "slower"
     LIKE = "not slower"
@@ -59,20 +59,20 @@ class TrialAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedDifference:
-    """How an environment's log step time differs from that of the one before it in a trial."""
+    """Difference in log step time between successive environments of a trial, with a verdict."""
 
     answer: TrialAnswer
     difference: Difference
 
     @property
     def speed(self) -> Estimate:
-        """Speed change of the environment relative to the one before it; 0.02 is 2% faster."""
+        """Relative speed change from one environment to the next; 0.02 means 2% faster."""
         return (-self.difference).relative_change()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
-    """Limits for the slowdown of an environment, as differences in log step time."""
+    """Thresholds that decide if an environment is slower, as differences in log step time."""
 
     slower: float
     """An environment is slower if its slowdown is significantly above this."""
@@ -103,7 +103,7 @@ class TrialRunner:
     _counts: Counter[str] = field(default_factory=Counter)
 
     def make_run(self, applied: Applied) -> float | None:
-        """Execute or reuse an environment's next run; return the log step time, None on failure."""
+        """Execute or reuse an environment's next run; return its log step time, None on failure."""
         name = self.kind.name_of(applied)
         self._counts[name] += 1
         path = self.folder / "runs" / name / f"{self._counts[name]}.jsonl"
@@ -157,7 +157,7 @@ class TrialRunner:
         return [str(setting.python or sys.executable), "-m", "pytest", *cases, *words]
 
     def _read(self, path: Path) -> Run | None:
-        """Return the valid run in a results file; if there is none, note why in `failure`."""
+        """Return the valid run in a results file; if it has none, set `failure` and return None."""
         log = path.with_suffix(".log")
         runs: Sequence[Run] = ()
         with suppress(FileError):
@@ -192,7 +192,7 @@ class AlternatingTrials:
     def compare(
         self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
     ) -> list[SpeedDifference] | None:
-        """Compare each environment with the one before it; return None if any cannot be measured.
+        """Compare each environment in `sides` with the previous one; None if one fails to run.
 
         `patience` multiplies the maximum number of runs per environment.
         """
@@ -214,7 +214,7 @@ class AlternatingTrials:
         return steps
 
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
-        """Measure each environment's log step time once; return None if one cannot be measured."""
+        """Measure the log step time of each environment once; None if one fails to run."""
         made: list[float] = []
         for side in sides[::-1] if backwards else sides:
             if side in self.broken:
@@ -229,7 +229,7 @@ class AlternatingTrials:
         return made[::-1] if backwards else made
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Return differences between successive environments, with noise pooled over all trials."""
+        """Estimate differences of successive environments, with noise pooled over all trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:
@@ -244,7 +244,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the residual sum of squares about round and environment means, and its df."""
+    """Return residual sum of squares and degrees of freedom, net of round and environment means."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

@@ -51,7 +51,7 @@ class NightJob:
     def __init__(
         self, job: str | None, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """`measure` holds arguments for pytest; `compare`, if any, those for `gpuscale compare`."""
+        """`measure` holds arguments for pytest; `compare`, those for `gpuscale compare` or none."""
         self._job, self._measure, self._command = job, measure, command
         self._history, words = _without_option(compare, "--history")
         """Folder of nights to judge against; None if there is none, or if a baseline was given."""
@@ -134,7 +134,7 @@ class NightJob:
         return results.exists() and results.stat().st_size > 0
 
     def _judge(self) -> int | None:
-        """Save the comparison in all formats; return its exit code, or None without comparison."""
+        """Compare the results and save the comparison; return its exit code, None if not judged."""
         results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
         nights = Path(self._history).rglob("*.jsonl") if self._history else ()
         others = (path for path in nights if not path.parent.samefile(self.folder))
@@ -151,7 +151,7 @@ class NightJob:
         return code
 
     def _why_unjudged(self) -> str:
-        """Explain why a complete night was not judged, and how later nights can be."""
+        """Explain why a complete night was not judged, and how later nights can be judged."""
         nights = self.folder.parent
         count = sum(map(_is_counted, nights.glob(f"*/{RESULTS}")))
         if self._history:
@@ -165,7 +165,7 @@ class NightJob:
         )
 
     def _probe(self) -> bool:
-        """Run the probes that test each row's likeliest cause; return False if none was run."""
+        """Run the probes for the likeliest cause of each row's slowdown; False if none was run."""
         root, _ = _without_option(self._measure, "--data-root")
         try:
             rows = json.loads((self.folder / "comparison.json").read_text())["entries"]
@@ -231,7 +231,7 @@ def _is_counted(path: Path) -> bool:
 
 
 def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
-    """Split a command line into the last value of an option (None if absent) and the rest."""
+    """Remove an option from a command line; return its last value (None if absent) and the rest."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(option, dest="value")
     found, rest = parser.parse_known_args(words)
@@ -241,9 +241,9 @@ def _without_option(words: Sequence[str], option: str) -> tuple[str | None, list
 def run_on_verdict(
     command: str, document: Path, *, code: int, meaning: str, end_s: float = ON_VERDICT_S
 ) -> str | None:
-    """Run the site's verdict command; return None on success, else the failure (`ended with 3`).
+    """Run a site's command for verdicts; return None on success, else an error (`ended with 3`).
 
-    It can read `document` from stdin; after `end_s` seconds it is killed with its children.
+    The command gets `document` as stdin; after `end_s` seconds it is killed with its children.
     """
     environment = {
         **os.environ,

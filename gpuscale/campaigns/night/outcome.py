@@ -46,7 +46,7 @@ class StopRequest:
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
         """Run a program; return its exit code, or the negated number of the signal that ended it.
 
-        Its output goes to `log` and standard output; if either cannot be written, it is skipped.
+        The program's output goes to `log` and standard output; errors in writing are ignored.
         """
         try:
             process = Popen(
@@ -85,7 +85,7 @@ class StopRequest:
 
 
 def own_pytest() -> str:
-    """Return the path of pytest in this environment, or the bare name `pytest` if it has none."""
+    """Return the path of this Python environment's pytest, or just `pytest` if it has none."""
     # cron's PATH may have another one first, or none.
     own = Path(sys.argv[0]).resolve().with_name("pytest")
     return str(own) if own.is_file() else "pytest"
@@ -93,7 +93,7 @@ def own_pytest() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """The items of one pytest session, one for each requested run, as its JUnit file lists them."""
+    """Test items of one pytest session, one per requested run, as listed in the JUnit file."""
 
     count: int
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The outcome of one invocation of pytest."""
+    """The outcome of one invocation of pytest in a nightly run."""
 
     exit_code: int
     """Exit code of pytest, or the negated number of the signal that ended it."""
@@ -117,7 +117,7 @@ class Attempt:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, including failed ones."""
+        """All runs in the results file so far, including failed ones."""
         return () if self.results is None else self.results.runs
 
     @property
@@ -127,7 +127,7 @@ class Attempt:
 
     @property
     def is_complete(self) -> bool:
-        """True if every requested run was measured, even if a signal then requested a stop."""
+        """True if every requested run was measured, even if a stop was requested afterwards."""
         return self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
 
     @property
@@ -180,7 +180,7 @@ def read_items(path: Path) -> Items:
 
 
 def report_to_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
-    """Write to the fault file why the pytest session cannot start, if the machine is at fault."""
+    """If `error` is a fault of the machine, report it to the nightly run through a file."""
     if (path := environment.get(FAULT_FILE)) is not None and isinstance(error, MachineError):
         with suppress(OSError):
             Path(path).write_text(f"nothing could be started: {error}")
@@ -223,7 +223,7 @@ def night_exit(attempt: Attempt, compare_exit: int | None) -> ExitCode:
 
 
 def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) -> str:
-    """Describe a nightly run's exit code in words, after a warning if faults were injected."""
+    """Describe a nightly run's exit code in words, with a warning if faults were injected."""
     meaning = _MEANINGS[code]
     if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
@@ -240,7 +240,7 @@ def night_meaning(code: ExitCode, attempt: Attempt, compare_exit: int | None) ->
 
 
 def job_exit(state: JobState) -> tuple[ExitCode, str]:
-    """Return a nightly job's exit code and its meaning; 0 only if the job completed."""
+    """Return the exit code of a nightly job (0 only if the job completed) and its meaning."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]

@@ -28,7 +28,7 @@ _NONE = ("", "null", "None", "nan", "inf", "-inf", None)
 class _Case(
     msgspec.Struct, rename={"nodes": "job_nodelist", "ended_s": "job_completion_time_unix"}
 ):
-    """A test case in a report, or a line of a log; most fields of the schema are optional."""
+    """A test case of a ReFrame report, or a line of a performance log; most fields are optional."""
 
     name: str
     result: str = "pass"
@@ -57,7 +57,7 @@ class _Case(
         return self.num_gpus_per_node * math.ceil(tasks / (self.num_tasks_per_node or tasks))
 
     def values(self) -> Iterator[RecordedValue]:
-        """Yield all values of the test that are finite and above 0."""
+        """Yield the test's performance values that are finite and above 0."""
         with_environment = f"{self.name} +{self.environ}"
         is_plain = (self.environ or "") in _PLAIN_ENVIRONMENTS
         for key, entry in (self.perfvalues or {}).items():
@@ -98,7 +98,7 @@ class _Report(msgspec.Struct):
 
 
 def sessions(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session per system and partition of a run report, or per UTC day of a log."""
+    """Yield a session per system and partition of a run report, or per UTC day of a log file."""
     if text.lstrip().startswith("{"):
         report = from_json(_Report, _NOT_A_NUMBER.sub("null", text))
         cases = [case for part in report.runs for case in part.testcases]

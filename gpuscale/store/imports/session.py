@@ -1,4 +1,4 @@
-"""Convert values recorded by other tools to results, and write these to a folder as nights."""
+"""Convert values recorded by other tools to results, and save these as nights in a folder."""
 
 import os
 import re
@@ -32,21 +32,21 @@ _FIRST_S = 1e8
 
 
 class Reference(NamedTuple):
-    """Value that another tool expects; limits are relative deviations, None if unlimited."""
+    """Value that another tool expects, with limits as relative deviations (None: no limit)."""
 
     value: float
     lower: float | None
     upper: float | None
 
     def tolerance(self, metric: OpenMetric) -> float | None:
-        """Return the relative speed loss that the thresholds allow; None if they set no limit."""
+        """Return the relative loss of speed that the limits allow; None if there is no limit."""
         if metric.more_is_better:
             return None if self.lower is None else -self.lower
         return None if self.upper is None else 1 - 1 / (1 + self.upper)
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that the user supplies if a hand-kept table lacks them; None if not given."""
+    """Options for reading a hand-kept table, mostly for facts that it lacks; None if not given."""
 
     machine: str | None = None
     """Machine whose rows are used, if the table has a column of machines."""
@@ -113,7 +113,7 @@ def moment_s(text: str) -> float | None:
 
 
 def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
-    """Add each new metric to `more_is_better`; raise a UsageError if a direction is unknown."""
+    """Add new metrics to `more_is_better`; raise UsageError if the better direction is unknown."""
     unknown: dict[str, RecordedValue] = {}
     for value in values:
         metric = metric_from_name(value.metric, value.unit, more_is_better=value.more_is_better)
@@ -132,7 +132,7 @@ def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedVal
 
 
 def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
-    """Return the metric of an imported value; its name must be a key of `more_is_better`."""
+    """Return the metric of an imported value; `more_is_better` must have the metric's name."""
     metric = metric_from_name(value.metric, value.unit, more_is_better=more_is_better[value.metric])
     assert metric is not None
     return metric
@@ -141,7 +141,7 @@ def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenM
 def published(
     value: RecordedValue, more_is_better: Mapping[str, bool]
 ) -> tuple[PublishedFigure, ToleranceOverride | None]:
-    """Return a value's baseline figure, and a tolerance override if the value has a threshold."""
+    """Return a value's baseline figure, and a tolerance override (None if there is no limit)."""
     assert value.published is not None, "not all values are published"
     if isinstance(value.published, PublishedFigure):
         return value.published, None
@@ -194,7 +194,7 @@ def results_of(session: Session, more_is_better: dict[str, bool]) -> Results:
 
 
 class _State(msgspec.Struct):
-    """Contents of `import.json` in the folder of imported nights."""
+    """State of a folder of imported nights, as stored in its `import.json`."""
 
     system: str | None = None
     more_is_better: dict[str, bool] = {}
@@ -206,7 +206,7 @@ class ImportFolder:
     """Context manager that writes sessions as nights to a folder and updates `import.json`."""
 
     def __init__(self, path: Path, better: Mapping[str, bool]) -> None:
-        """Open a folder; `better` maps metrics to True if more is better, and takes precedence."""
+        """`better` maps metrics to True if more is better; it overrides what the folder stores."""
         self._path, self._state = path, _State()
         make_folder(path)
         if (state := path / _STATE).exists():
@@ -228,7 +228,7 @@ class ImportFolder:
         self._state.files[os.path.realpath(path)] = _version(path)
 
     def add(self, session: Session, path: Path) -> bool:
-        """Write a session from `path` as a night; return False if all runs were imported before."""
+        """Write a session, read from `path`, as a night; False if all runs were imported before."""
         known = self._state.system
         if known is not None and session.system not in (known, None):
             raise UsageError(

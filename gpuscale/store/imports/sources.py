@@ -1,4 +1,4 @@
-"""The tools whose records can be imported (`SOURCES`), and readers for the simpler formats."""
+"""The tools whose records can be imported (`SOURCES`), and readers for most of them."""
 
 import csv
 import re
@@ -73,7 +73,7 @@ def pytest_benchmark(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield the session of a log, dated by the file's modification time, as logs have no times."""
+    """Yield the session of a log; logs have no times, so the file's modification time is used."""
     reader, lines = NcclTests(), text.splitlines()
     hosts = {int(found[1]): found[2] for found in filter(None, map(_RANK.match, lines))}
     values = tuple(
@@ -97,7 +97,7 @@ def nccl_tests(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield the session of a result file, which contains a single training run."""
+    """Yield the session of an MLPerf result file, which contains a single training run."""
     reader = Mlperf()
     found = [each for line in text.splitlines() for each in reader.figures(line).items()]
     if reader.began_at_s is None:
@@ -118,7 +118,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session per time and version in a CSV file; other columns hold values (if > 0)."""
+    """Yield a session per time and version in a CSV file, with the positive values of its rows."""
     lines = csv.DictReader(text.splitlines(), restval="")
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)
@@ -175,5 +175,5 @@ SOURCES: Mapping[str, ImportedTool] = {
 
 
 def sessions_of(path: Path, source: ImportedTool, defaults: Defaults) -> list[Session]:
-    """Read the sessions recorded in a file that the source tool wrote."""
+    """Read all sessions in a file that the tool `source` wrote."""
     return read_with(path, lambda text: [*source.sessions(path, text, defaults)])

@@ -72,9 +72,9 @@ class _Measured(NamedTuple):
 
 
 def sessions(path: Path, text: str, defaults: Defaults) -> Iterator[Session]:
-    """Yield a session for each date in a file's only table; raise one error with all problems.
+    """Yield a session for each date in a file's table; raise one DecodeError with all problems.
 
-    Rows with equal case, strategy and GPUs are repetitions. Undated rows get the file's mtime.
+    Rows with equal case, strategy and GPUs are repetitions; undated rows get the file's mtime.
     """
     problems = Problems()
     columns, rows = rows_in(text, defaults.columns, problems)
@@ -136,7 +136,7 @@ def _measure(
 def _rows_to_read(
     rows: Sequence[TableRow], measure: TableColumn | None, defaults: Defaults, problems: Problems
 ) -> tuple[list[TableRow], list[str]]:
-    """Return one machine's rows that have a value, and a note on each omitted row or machine."""
+    """Return the chosen or only machine's rows that have values, and notes on what is omitted."""
     machines = Counter(row.machine for row in rows if row.machine is not None)
     wanted = (defaults.machine or next(iter(machines), "")).casefold()
     found = [row for row in rows if row.machine is None or row.machine.casefold() == wanted]
@@ -184,7 +184,7 @@ def _cell_value(text: str, column: TableColumn) -> Any:
 
 
 def _number(text: str, column: TableColumn) -> float:
-    """Parse a throughput, or a time in seconds from `145` (column's unit), `2:25` or `2 min`."""
+    """Parse a throughput, or convert `2:25`, `2 min` or `145` (in the column's unit) to seconds."""
     if re.fullmatch(_NUMBER, text):
         return float(text) * column.seconds
     if column.meaning not in TIMES:

@@ -58,7 +58,7 @@ class TableRow(NamedTuple):
 
     @property
     def machine(self) -> str | None:
-        """The machine of the row; None if the table has no machine column."""
+        """Machine that the row was measured on; None if the table has no column of machines."""
         return self.texts.get("cluster")
 
 
@@ -83,7 +83,7 @@ class Problems:
             self.found.append(DecodeError(place, error.problem, line=line))
 
     def raise_all(self) -> None:
-        """Raise a `DecodeError` that lists each problem with its lines, if there are any."""
+        """If there are problems, raise a `DecodeError` that lists them with their line numbers."""
         ordered = sorted(self.found, key=lambda problem: problem.line or 0)
         lines = by_key(((each.place, each.problem), each.line or 1) for each in ordered)
         errors = []
@@ -99,7 +99,7 @@ class Problems:
 def rows_in(
     text: str, asked: Mapping[str, str], problems: Problems
 ) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return the valid columns and the rows of the only table in a text (Markdown or else CSV)."""
+    """Return the valid columns and the rows of the table in a Markdown or CSV text."""
     lines = text.removeprefix("\ufeff").splitlines()
     table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
     (problems.head, head), *rows = table or [(1, ())]
