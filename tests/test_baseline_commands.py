@@ -206,13 +206,13 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     answer = shell(*command)
     assert (answer.returncode, (shell.folder / "a").exists()) == (2, False)
     assert max(map(len, answer.stderr.splitlines())) <= 100
-    waiting = "busy host (1.7 of 2 cores used by others); measure into a new file while"
+    waiting = "busy host (1.7 of 2 cores used by others); measure into a new file, while"
     assert waiting in " ".join(answer.stderr.split())
     assert shell(*command, "--weak").returncode == 0
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
     shell.write("noisy", noisy)
     ((fewest, most, asked),) = re.findall(
-        r"add runs \((\d+) to (\d+) in all: --runs (\d+) --resume",
+        r"make (\d+) to (\d+) runs a row, .* run pytest … --runs (\d+) --resume noisy.jsonl",
         " ".join(shell(*command[:-1], "c.json").stderr.split()),
     )
     # Three runs often show too small a deviation.
@@ -240,6 +240,6 @@ def test_a_baseline_is_too_weak_if_one_night_finds_little_whatever_all_would(she
         times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
         shell.write(f"n{number}", measured(times, job_id=f"n{number}"))
     refused = " ".join(shell.record(*(f"n{number}" for number in range(6))).stderr.split())
-    add = "nothing was written: add nights of more runs (--runs) while nothing else runs"
+    add = "next measure at another time, while nothing else runs run pytest … --runs"
     assert add in refused
     assert not (shell.folder / "b.json").exists()

@@ -241,6 +241,17 @@ def test_a_change_between_few_sessions_is_doubted_and_one_over_many_is_not(
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))
 
 
+@pytest.mark.parametrize("factor", [1.08, 1.2])
+def test_the_deviation_between_sessions_up_to_which_a_loss_holds_is_named(factor: float) -> None:
+    before, lost = baseline({1: QUIET}), measured({1: [factor * t for t in QUIET]})
+    comparison = compare(before, [lost])
+    up_to = facts_of(comparison.notes, "few_sessions")["up_to"]
+    assert f"(the loss holds if by {rough_percent(up_to)} at most)" in said(comparison)["beware"]
+    for deviation, code in ((0.99 * up_to, 1), (1.01 * up_to, 3)):
+        declared = replace(before.tolerances, allocation_deviation_time=deviation)
+        assert compare(replace(before, tolerances=declared), [lost]).exit_code == code
+
+
 def two_ranks(*factors: tuple[float, float]) -> Results:
     """Runs on 1 GPU, and on 2 GPUs whose ranks compute longer by these factors."""
     own = phases(data_s=0.002, forward_s=0.03, backward_s=0.06)

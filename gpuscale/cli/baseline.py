@@ -3,17 +3,20 @@
 import argparse
 import math
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.baseline_update import (
+    AS_IT_IS,
     login_name,
     night_sizes,
     smallest_losses,
@@ -30,8 +33,10 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
+from gpuscale.reports.comparison.next_step import measuring
 from gpuscale.reports.phrases import busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
+from gpuscale.reports.screen import Screen, labelled_lines
 from gpuscale.store.files import make_folder, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
@@ -40,8 +45,8 @@ _TABLE = "table"
 _OFTEN_OPEN = 2.0
 """Smallest detectable loss, in units of the loss that *ok* rules out, from which on a night of an
 unchanged machine is *ok* in fewer than 4 of 5 rows."""
-_MOST_RUNS = 99
-_OPEN = "since its runs deviate so much, an unchanged machine will often be inconclusive"
+_MOST_RUNS = 40
+_NEW_FILE = "--results more.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +91,8 @@ def _record(arguments: argparse.Namespace) -> int:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak:
-        wanted = _remedy(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        validate_strength(losses, f"{wanted}, or take it with --weak")
+        steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
+        validate_strength(losses, [*steps, ("or", AS_IT_IS)])
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
@@ -99,35 +104,53 @@ def _record(arguments: argparse.Namespace) -> int:
             strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
             strength += f": measure with --runs {max(sizes.values())}"
     say(strength)
-    if (excess := losses[0].loss / (_OFTEN_OPEN * baseline.tolerances.ok_bound)) > 1:
-        wanted = _remedy(arguments, baseline, results, excess)
-        add = f"'gpuscale baseline update --add {arguments.output} FILE' takes them"
-        say(f"{_OPEN}: {wanted} ({add}), or loosen its limits (docs/baselines.md)")
+    is_noisy = losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound
+    if is_noisy:
+        say("since its runs deviate so much, an unchanged machine will often be inconclusive")
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
+    if steps := [*_to_extend(arguments.output, baseline, results, is_noisy=is_noisy)]:
+        say("\n".join(labelled_lines(steps, Screen.of(sys.stdout).columns)))
     return ExitCode.OK
 
 
-def _remedy(
+def _to_strengthen(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
-) -> str:
-    """Return advice on how to detect slowdowns `excess` times smaller than the baseline can now."""
-    if were_hosts_busy(baseline.runs):
-        # Further runs would not take the busy ones out of the file.
-        return f"{busy_text(baseline.runs)}; measure into a new file while it is idle"
+) -> list[tuple[str, str]]:
+    """Return steps towards a baseline whose smallest loss is smaller by a factor of `excess`."""
     most = max(map(len, entries_of(baseline.runs).values()))
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
-    file = shlex.quote(visible(str(arguments.results[-1])))
-    wanted = f"add runs ({fewest} to {more} in all: --runs {more} --resume {file})"
-    if len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
-        wanted = "add nights of more runs (--runs)"
-    wanted += " while nothing else runs"
+    file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
+    how, options = f"make {fewest} to {more} runs a row", f"--runs {more} --resume {file}"
+    if were_hosts_busy(baseline.runs):
+        # Further runs would not take the busy ones out of the file.
+        how, options = f"{busy_text(baseline.runs)}; measure into a new file", _NEW_FILE
+    elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
+        how, options = "measure at another time", f"--runs {most} {_NEW_FILE}"
+    steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     measured = entries_of(run for result in results for run in result.runs)
     if seconds := max(map(longer_run_s, measured.values())):
-        wanted += f", or make longer ones (--run-seconds {seconds})"
-    return wanted
+        longer = measuring(started_as, f"--run-seconds {seconds} {_NEW_FILE}")
+        steps += [("or", "make longer runs"), ("run", longer)]
+    return steps
+
+
+def _to_extend(
+    path: Path, baseline: Baseline, results: Sequence[Results], *, is_noisy: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield steps towards a baseline that shows how much sessions differ."""
+    lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
+    if lacking > 0:
+        others = counted(lacking, "other time")
+        spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
+        yield "next", f"measure at {others} too, and add each file; {spread}"
+        yield "run", measuring(results[-1].started_as, _NEW_FILE)
+        yield "then", "add it"
+        yield "run", f"gpuscale baseline update --add {shlex.quote(visible(str(path)))} more.jsonl"
+    if is_noisy:
+        yield "or" if lacking > 0 else "next", "loosen its limits (docs/baselines.md)"
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

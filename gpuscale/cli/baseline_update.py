@@ -33,7 +33,7 @@ from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
 from gpuscale.reports.phrases import FOUND, format_range, runs_text, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.screen import PLAIN_COLUMNS, wrapped
+from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
 from gpuscale.reports.show.formats import step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
@@ -41,6 +41,7 @@ _MOST_NAMED = 5
 _NIGHTS = 5
 """Number of a baseline's latest nights from which the smallest loss that is found is estimated."""
 _EVERYTHING = "all"
+AS_IT_IS = "take it as it is, with --weak"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +107,7 @@ def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
-        remedy = "add a night whose runs agree with the others, or add these with --weak"
+        remedy = ("next", "add a night whose runs agree with the others"), ("or", AS_IT_IS)
         weak_already = {each.label for each in old if each.loss > TOO_WEAK}
         validate_strength((each for each in new if each.label not in weak_already), remedy)
     why = "; with those added, runs differ more" if new[0].loss > old[0].loss else ""
@@ -267,13 +268,12 @@ def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) 
     return f"the smallest loss that {night} would find: {range_text(losses)}"
 
 
-def validate_strength(losses: Iterable[SmallestLoss], remedy: str) -> None:
-    if large := [f"{each}" for each in losses if each.loss > TOO_WEAK]:
-        problem = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
-        text = f"nothing was written: {remedy}; {problem}:"
-        # The prefix `gpuscale: ` stands before it.
-        lines = wrapped(text, PLAIN_COLUMNS - len("gpuscale: "), hanging=0)
-        raise UsageError("\n".join([*lines, *(f"  {each}" for each in large)]))
+def validate_strength(losses: Iterable[SmallestLoss], remedy: Sequence[tuple[str, str]]) -> None:
+    """Raise UsageError with the remedy's steps if an entry finds only large losses."""
+    if large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]:
+        found = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
+        steps = labelled_lines(remedy, PLAIN_COLUMNS)
+        raise UsageError("\n".join([f"nothing was written: {found}:", *large, *steps]))
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:

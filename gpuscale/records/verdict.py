@@ -61,6 +61,7 @@ class Facts(TypedDict, total=False):
     throughput: float
     tonight: float
     tolerance: float
+    up_to: float
     value: float
     # Counts.
     all_made: int

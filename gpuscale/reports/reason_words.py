@@ -285,8 +285,8 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "with {sessions} before, it is unknown how much sessions differ; to be sure, measure both "
-        "sides in turn, in further sessions",
+        "with {sessions} before, it is unknown how much sessions differ{up_to}; to be sure, "
+        "measure both sides in turn, in further sessions",
         caution="",
     ),
     "assumed_spread": Words(
@@ -409,6 +409,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "sessions": lambda count: counted(count, "session"),
+    "up_to": lambda deviation: f" (the loss holds if by {rough_percent(deviation)} at most)",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""
@@ -418,7 +419,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     """Fill in a sentence template with the formatted facts of the statement."""
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
-    texts = {"tonight": "", "is_open_on_1": "", "looked": "", **texts}
+    texts = {"up_to": "", "tonight": "", "is_open_on_1": "", "looked": "", **texts}
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

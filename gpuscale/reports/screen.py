@@ -26,6 +26,7 @@ _REFRESH_S = 0.2
 # Characters that may be two columns wide or zero; gpuscale's own texts contain no such characters.
 _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _LABEL = re.compile(r"\S.*? {2,}")
+_QUOTED = re.compile("'[^']*'")
 _COUNTED = ("[mµ]?s", "min", "J", "[KMGT]iB", "GPUs?", "CPU", "runs?", "nights?", "rows?", "more")
 # Spaces where a line must not break: before a unit or a counted word, in terms such as
 # `− communication 0.09` or `4× V100`, and within an interval.
@@ -118,6 +119,21 @@ def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]
         break_on_hyphens=False,
     )
     return [line.replace("\u00a0", " ") for line in lines] or [text]
+
+
+def labelled_lines(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
+    """Yield labels and their texts, aligned; a command, labelled `run`, can be pasted."""
+    width = max(len(label) for label, _ in pairs) + len(_GAP)
+    for label, text in pairs:
+        yield from _labelled(f"{label:<{width}}", text, columns)
+
+
+def _labelled(label: str, text: str, columns: int) -> list[str]:
+    if label.split() != ["run"]:
+        return wrapped(f"{label}{text}", columns)
+    unbroken = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", "\u00a0"), text)
+    *lines, last = wrapped(f"{label}{unbroken}", columns - 2)
+    return [*(f"{line} \\" for line in lines), last]
 
 
 def table(

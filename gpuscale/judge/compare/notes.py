@@ -79,10 +79,13 @@ def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[S
     """Yield a note if the baseline has too few allocations to estimate the spread between them."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
-        rows = [each.row for each in judgements if each.entry.verdict in verdicts]
-        sessions = max((len(row.before.runs) for row in rows if row.before), default=0)
+        found = [each for each in judgements if each.entry.verdict in verdicts]
+        sessions = max((len(each.row.before.runs) for each in found if each.row.before), default=0)
         if 0 < sessions < MINIMUM_ALLOCATIONS:
-            yield Statement.of(code, sessions=sessions, deviation=assumed)
+            lost = [each for each in found if each.entry.verdict.is_loss]
+            up_to = max((each.tolerated_deviation or 0.0 for each in lost), default=0.0)
+            facts: Facts = {"sessions": sessions, "deviation": assumed}
+            yield Statement(code, facts | Facts(up_to=up_to) if up_to else facts)
             return
 
 

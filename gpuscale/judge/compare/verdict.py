@@ -98,6 +98,19 @@ class Quantity:
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
     @property
+    def tolerated_deviation(self) -> float | None:
+        """Deviation between sessions up to which a loss stays significant, if declared."""
+        p, parts = self.gain.p_below_zero(), self.gain.parts or ()
+        declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
+        if not (declared and self.p_worse and p):
+            return None
+        level = self.rates.significance * p / self.p_worse
+        runs = replace(self.gain, parts=tuple(part for part in parts if not math.isinf(part.df)))
+        room = max(0.0, self.gain.value**2 - (runs.half_width(1 - level) or 0.0) ** 2)
+        factor = math.sqrt(room / declared) / normal_quantile(1 - level)
+        return self.limits.allocation_deviation * factor
+
+    @property
     def is_better(self) -> bool:
         """True if the quantity is significantly better, and by more than the margin."""
         return _below(self.p_better, self.rates.significance) and -self.loss > self.limits.margin
@@ -269,5 +282,7 @@ class Judgement:
     """Observed loss minus the margin, by name of the quantity."""
     decided_by: str | None = None
     """Key in `excess_losses` of the quantity that decided the verdict."""
+    tolerated_deviation: float | None = None
+    """Deviation between sessions up to which a found loss stays significant; None if unknown."""
     is_suspect: bool = False
     """True if a test without multiple-testing adjustment finds a loss beyond the margin."""

@@ -49,6 +49,20 @@ def next_steps(
             yield "run", step.command
 
 
+def measuring(
+    started_as: str | None, options: str, dropped: Sequence[str] = (), *, otherwise: str = "pytest"
+) -> str:
+    """Return the command that made results, with these options and without those `dropped`.
+
+    If it is unknown, return `otherwise`, an ellipsis and the options; empty without options.
+    """
+    words = shlex.split(started_as or "")
+    words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
+    at = words.index("--") if "--" in words else len(words)
+    program = joined(words[:at]) or (options and f"{otherwise} …")
+    return " ".join(filter(None, (program, options, joined(words[at:]))))
+
+
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
     """Insert the step `compare again` after the last measurement, unless useless or impossible."""
     before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
@@ -174,13 +188,9 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return `text` and the current runs' command with `options` added, `dropped` removed."""
-        words = shlex.split(self.measured.started_as or "")
-        words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
-        at = words.index("--") if "--" in words else len(words)
-        program = joined(words[:at]) or (options and f"{self._program} …")
-        line = " ".join(filter(None, (program, options, joined(words[at:]))))
-        notes = ["other options as before"] if line and not words else []
+        """Return a text and the command of the current runs plus `options`, minus `dropped`."""
+        line = measuring(self.measured.started_as, options, dropped, otherwise=self._program)
+        notes = ["other options as before"] if line and not self.measured.started_as else []
         notes += ["in a job"] if line and self.comparison.after.jobs else []
         notes += [note] if note else []
         return text + (f" ({'; '.join(notes)})" if notes else ""), line

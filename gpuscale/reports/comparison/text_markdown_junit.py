@@ -12,11 +12,10 @@ from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, loss_ruled_out, subject_of
 from gpuscale.reports.phrases import UNKNOWN, counted, few
-from gpuscale.reports.screen import Screen, padded, width_of, wrapped
+from gpuscale.reports.screen import Screen, labelled_lines, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
-_QUOTED = re.compile("'[^']*'")
 
 
 def text(view: View) -> str:
@@ -50,22 +49,11 @@ def _lines(view: View) -> Iterator[str]:
 
 
 def _headline(view: View) -> Iterator[str]:
-    width = max(len(label) for label, _ in view.headline) + len(_GAP)
-    for number, (label, text) in enumerate(view.headline):
-        first, *rest = _labelled(f"{label:<{width}}", text, view.screen.columns)
-        if number == 0 and view.ranked:
-            word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
-            first = word + first[len(label) :]
-        yield from (first, *rest)
-
-
-def _labelled(label: str, text: str, columns: int) -> list[str]:
-    """Return a label and its text as wrapped lines; wrapped commands can be pasted into a shell."""
-    if label.split() != ["run"]:
-        return wrapped(f"{label}{text}", columns)
-    unbroken = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", "\u00a0"), text)
-    *lines, last = wrapped(f"{label}{unbroken}", columns - 2)
-    return [*(f"{line} \\" for line in lines), last]
+    first, *rest = labelled_lines(view.headline, view.screen.columns)
+    if view.ranked:
+        label, _ = view.headline[0]
+        first = view.screen.of_verdict(view.ranked[0].entry.verdict, label) + first[len(label) :]
+    yield from (first, *rest)
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
