@@ -198,7 +198,7 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
 
 
 def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell) -> None:
-    noisy = measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1")
+    noisy = measured({1: (1.0, 1.15, 0.9), 2: (1.1, 1.2, 1.0)}, job_id="1")
     busy = NodeEvidence(host="node1", load=HostLoad(other_cores=1.7, cores=2))
     runs = tuple(replace(run, nodes=(busy,)) for run in noisy.runs)
     shell.write("noisy", replace(noisy, runs=runs))

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from gpuscale.analysis.probabilities import t_probability
 from gpuscale.analysis.step_parts import (
     EfficiencyBudget,
     TypicalStep,
@@ -32,6 +33,7 @@ _LAGS = 0.05
 _UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
 """Probabilities that one of equal ranks is as often the slowest from which on it is said so, and
 from which on the slow rank is doubted."""
+_SMALLEST_DEVIATION = 0.001
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -126,13 +128,19 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         yield "the slowest rank is another one from run to run, as by chance"
         return
     lags = [step.skew_s / step.median.pace_s for step in behind]
-    # A lag that is smaller than the difference between runs would be a figure of false precision.
-    if statistics.median(lags) < max(NAMED_SKEW, max(paces_s) / min(paces_s) - 1):
+    if k == of > 2:
+        # Lags that agree show more than their signs do.
+        error = max(statistics.stdev(lags), _SMALLEST_DEVIATION) / math.sqrt(k)
+        tail = t_probability(-statistics.fmean(lags) / error, k - 1)
+    chance = tail / share if of > 1 else 0.0
+    # A doubtful lag below the difference between runs would be a figure of false precision.
+    is_doubted = chance > _UNLIKELY_CHANCE or of == 1
+    least = max(paces_s) / min(paces_s) - 1 if is_doubted else 0.0
+    if statistics.median(lags) < max(NAMED_SKEW, least):
         return
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    chance = tail / share if of > 1 else 0.0
     doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
     if not _UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
         doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
