@@ -100,7 +100,7 @@ def _judgement(
         ),
         excess_losses={quantity.name: quantity.excess_loss for quantity in judged},
         decided_by=decided_by,
-        tolerated_deviation=decision.quantity.tolerated_deviation,
+        tolerated_deviation=decision.quantity.tolerated_deviation(rule.tolerances.significance),
         is_suspect=any(quantity.moved_worse(NAMING_SIGNIFICANCE) for quantity in judged),
     )
 

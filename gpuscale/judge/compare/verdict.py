@@ -97,14 +97,13 @@ class Quantity:
         """True if the quantity is significantly worse, and by more than the margin."""
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
-    @property
-    def tolerated_deviation(self) -> float | None:
-        """Deviation between sessions up to which a loss stays significant, if declared."""
+    def tolerated_deviation(self, significance: float) -> float | None:
+        """Return the largest declared deviation between sessions at which a loss is significant."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if not (declared and self.p_worse and p):
             return None
-        level = self.rates.significance * p / self.p_worse
+        level = significance * p / self.p_worse
         runs = replace(self.gain, parts=tuple(part for part in parts if not math.isinf(part.df)))
         room = max(0.0, self.gain.value**2 - (runs.half_width(1 - level) or 0.0) ** 2)
         factor = math.sqrt(room / declared) / normal_quantile(1 - level)
