@@ -165,8 +165,8 @@ def test_the_side_with_a_busy_host_is_to_be_measured_again(
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (ALL_REDUCE, "if the loss stays, run 'gpuscale doctor' on each host; "),
-        (OF_COMMAND, "if the loss stays, look at what changed in the command, "),
+        (ALL_REDUCE, "if it is REGRESSED again, run 'gpuscale doctor' on each host; "),
+        (OF_COMMAND, "if it is REGRESSED again, look at what changed in the command, "),
         (NOISE, ""),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_loss_that_may_be_half_of_itself_is_measured_again_first(
     lost = replace(lost, change=Estimate(value=-0.08, low=-0.14, high=high))
     steps = headline(replace(comparison(lost), baseline_kind=kind))
     assert (steps["next"] == "measure again") is is_asked
-    assert steps.get("then", "").startswith("if the loss stays, run") is is_asked
+    assert steps.get("then", "").startswith("if it is REGRESSED again, run") is is_asked
 
 
 DRIVER = EnvironmentChange(name="driver_version", before=("575",), after=("595",))
@@ -368,7 +368,8 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
     step = headline(comparison(toss, replace(uneven, change=lower)))["next"]
     assert step.startswith("make about 35 more runs first, for mnist_cnn/ddp (2) on 4 GPUs (")
     both = headline(comparison(replace(toss, change=lower), noisy("further_runs", needed=3)))
-    said = "make about 10 more runs, which may settle it with a probability of 50 % ("
+    which = "as mnist_cnn/ddp on 4 GPUs needs, which may settle it with a probability of 50 %"
+    said = f"make about 10 more runs, {which} ("
     assert both["next"].startswith(said)
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
 

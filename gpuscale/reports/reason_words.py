@@ -34,8 +34,8 @@ _WITHIN_MARGIN = (
     f"{_NOT_EXCLUDED}"
 )
 _CHANCE = (
-    "the interval alone lies below zero, but with all that is judged, chance shows such a loss in "
-    "{p} of comparisons, and only below {significance} is it called one"
+    "the interval alone lies below zero, but with all that is tested p is {p}, and a loss needs "
+    "less than {significance}"
 )
 _CHANCE_OF_E = f"{_CHANCE} (E is tested more strictly than a step time)"
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
@@ -376,7 +376,7 @@ def _field_text(value: object) -> str:
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("allowed", "loss", "margin"), format_percent),
     **dict.fromkeys(("ok_bound", "significance", "tolerance"), format_percent),
-    "p": lambda p: f"{significant(100 * p, 3)} %",
+    "p": rough_percent,
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
     **dict.fromkeys(("before_s", "after_s"), "{:.2g} s".format),
     "value": "{:.2f}".format,

@@ -136,7 +136,7 @@ class _Adviser:
         found = _either(*(steps if is_suspected else reversed(steps)))
         first = ONCE_IDLE if is_busy else "measure again" if self._is_close(worst) else ""
         if found and first and not is_suspected:
-            likeliest = found[0]._replace(text=f"if the loss stays, {found[0].text}")
+            likeliest = found[0]._replace(text=f"if it is REGRESSED again, {found[0].text}")
             return _first(self._measure(first), [likeliest, *found[1:]])
         return found or self._remedy([worst])
 
@@ -159,7 +159,11 @@ class _Adviser:
             if odds or some != "it" or not any(map(_soon, wanted)):
                 rest = f", which may settle {some}"
                 rest += f" with a probability of {whole_percent(odds)}" if odds else ""
-            in_all = max(_soon(row) or _asked(row, "perhaps") for row in wanted)
+            needs = [_soon(row) or _asked(row, "perhaps") for row in wanted]
+            in_all = max(needs)
+            if min(needs) < in_all:
+                row = wanted[needs.index(in_all)]
+                rest = f", as {row.name} on {row.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             looser = self._looser if in_all - more >= _MANY_RUNS else ""
             return _either(self._more_now(more, in_all, rest), looser)
