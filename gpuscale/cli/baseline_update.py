@@ -158,6 +158,10 @@ def _approved(
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
     chosen = accepted(proposed, arguments.accept or ())
     verdicts = _verdicts(baseline, results)
+    if arguments.add:
+        # An open verdict is no obstacle to adding runs.
+        open_ = Verdict.INCONCLUSIVE
+        verdicts = {entry: row for entry, row in verdicts.items() if row.verdict is not open_}
     say("\n\n".join("\n".join(_change_lines(each, verdicts)) for each in proposed), end="\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)
