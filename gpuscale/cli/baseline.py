@@ -117,7 +117,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _to_strengthen(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
 ) -> list[tuple[str, str]]:
-    """Return steps towards a baseline whose smallest loss is smaller by a factor of `excess`."""
+    """Return steps to a baseline that detects slowdowns `excess` times smaller than this one."""
     most = max(map(len, entries_of(baseline.runs).values()))
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.

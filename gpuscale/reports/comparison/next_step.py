@@ -192,7 +192,7 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return a text and the command of the current runs plus `options`, minus `dropped`."""
+        """Return `text` and the current runs' command with `options` added, `dropped` removed."""
         line = measuring(self.measured.started_as, options, dropped, otherwise=self._program)
         notes = ["other options as before"] if line and not self.measured.started_as else []
         notes += ["in a job"] if line and self.comparison.after.jobs else []
