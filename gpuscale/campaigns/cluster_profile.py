@@ -13,60 +13,51 @@ from gpuscale.base.strategies import COMMAND
 from gpuscale.base.text import no_such, shown, visible
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
-from gpuscale.records.record import (
-    Gpus,
-    Line,
-    Name,
-    PositiveCount,
-    Record,
-    Seconds,
-    from_builtins,
-    matching,
-)
+from gpuscale.records import record
 from gpuscale.store.files import read_with
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SHELL_SIGNS = "@%_+=:,./~-"
 _SHELL_WORD = rf"^[A-Za-z0-9{re.escape(_SHELL_SIGNS)}]+\Z"
 _WORD = f"a word of letters, digits and {_SHELL_SIGNS} (it goes into a shell script)"
-ShellWord = Annotated[str, matching(_SHELL_WORD, _WORD)]
+ShellWord = Annotated[str, record.matching(_SHELL_WORD, _WORD)]
 NodeNames = Annotated[
-    str, matching(r"^[A-Za-z0-9_.,\[\]-]+\Z", "names of nodes such as nid[0102,0417]")
+    str, record.matching(r"^[A-Za-z0-9_.,\[\]-]+\Z", "names of nodes such as nid[0102,0417]")
 ]
 Variable = Annotated[
-    str, matching(r"^[A-Za-z_][A-Za-z0-9_]*\Z", "the name of an environment variable")
+    str, record.matching(r"^[A-Za-z_][A-Za-z0-9_]*\Z", "the name of an environment variable")
 ]
-TimeLimit = Annotated[str, matching(TIME_LIMIT, "a time such as 01:00:00")]
+TimeLimit = Annotated[str, record.matching(TIME_LIMIT, "a time such as 01:00:00")]
 
 
-class GpuNodes(Record, frozen=True, kw_only=True):
+class GpuNodes(record.Record, frozen=True, kw_only=True):
     """Properties of a cluster's GPU nodes, which are all of the same kind."""
 
-    gpus: Gpus | None = None
+    gpus: record.Gpus | None = None
     """Number of GPUs per node; None for a generic profile, which requires `--gpus-per-node`."""
-    cores: PositiveCount | None = None
+    cores: record.PositiveCount | None = None
     """Cores per node as the scheduler counts them; jobs get cores in proportion to their GPUs."""
     whole: bool = False
     """True if the scheduler allocates only whole nodes, even to jobs that need fewer GPUs."""
 
 
-class JobSettings(Record, frozen=True, kw_only=True):
+class JobSettings(record.Record, frozen=True, kw_only=True):
     """Settings of a cluster's jobs: scheduler options, and modules and variables for the shell."""
 
     partition: ShellWord | None = None
     account: ShellWord | None = None
     nodelist: NodeNames | None = None
     time_limit: TimeLimit
-    gpu_option: Line | None = None
+    gpu_option: record.Line | None = None
     """Scheduler option that requests GPUs, with `{gpus}` in place of the number per node."""
-    options: tuple[Name, ...] = ()
+    options: tuple[record.Name, ...] = ()
     modules: tuple[ShellWord, ...] = ()
-    variables: Mapping[Variable, Line] = {}
+    variables: Mapping[Variable, record.Line] = {}
     unset: tuple[Variable, ...] = ()
     """Environment variables to unset because they would disturb the measurement."""
-    prologue: tuple[Line, ...] = ()
+    prologue: tuple[record.Line, ...] = ()
     """Lines of bash to run before measuring, verbatim."""
-    container: Line | None = None
+    container: record.Line | None = None
     """Command prefix, verbatim, that runs gpuscale in a container; None without a container."""
 
     def __post_init__(self) -> None:
@@ -75,20 +66,20 @@ class JobSettings(Record, frozen=True, kw_only=True):
             raise FieldError("gpu_option", f"expected {wanted}, found {shown(self.gpu_option)}")
 
 
-class Measured(Record, frozen=True, kw_only=True):
+class Measured(record.Record, frozen=True, kw_only=True):
     """Measurements of a nightly run: cases, strategies, numbers of GPUs, other pytest options."""
 
     cases: tuple[ShellWord, ...] = ("bench_cases",)
     strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
-    gpus: tuple[Gpus, ...] = ()
+    gpus: tuple[record.Gpus, ...] = ()
     """Numbers of GPUs to measure, unless `--gpus` is given; if empty, that option is required."""
-    runs: PositiveCount = 3
+    runs: record.PositiveCount = 3
     device: Literal["cuda", "rocm", "cpu"] = "cuda"
     cpu_bind: ShellWord | None = None
     size: ShellWord = "full"
-    run_seconds: Seconds | None = None
+    run_seconds: record.Seconds | None = None
     """Seconds that each run spends on measurement windows; None for the device's default."""
-    options: tuple[Name, ...] = ()
+    options: tuple[record.Name, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cpu_bind not in (None, SITE, UNBOUND) and not is_map(self.cpu_bind):
@@ -96,22 +87,22 @@ class Measured(Record, frozen=True, kw_only=True):
             raise FieldError("cpu_bind", f"expected {wanted}, found {shown(self.cpu_bind)}")
 
 
-class Judged(Record, frozen=True, kw_only=True):
+class Judged(record.Record, frozen=True, kw_only=True):
     """The baseline against which a nightly run is judged, and the rows to judge."""
 
     baseline: ShellWord | None = None
     cases: tuple[ShellWord, ...] = ()
     """Rows to judge, each as `CASE/STRATEGY`; empty for all."""
-    gpus: tuple[Gpus, ...] = ()
+    gpus: tuple[record.Gpus, ...] = ()
     """Numbers of GPUs to judge; empty for all that were measured."""
-    on_verdict: Line | None = None
+    on_verdict: record.Line | None = None
     """Shell command that is run at the end of each nightly run, whether it was judged or not."""
 
 
-class ClusterProfile(Record, frozen=True, kw_only=True):
+class ClusterProfile(record.Record, frozen=True, kw_only=True):
     """A cluster's profile, read from TOML: scheduler, nodes, job settings, nightly measurements."""
 
-    description: Name
+    description: record.Name
     scheduler: str
     job: JobSettings
     node: GpuNodes = GpuNodes()
@@ -153,7 +144,7 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
         document = tomllib.loads(text)
         if "name" in document:
             raise DecodeError("name", "unknown field; a profile is named after its file")
-        return from_builtins(ClusterProfile, {**document, "name": name})
+        return record.from_builtins(ClusterProfile, {**document, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise DecodeError("", f"is not TOML: {error}; correct it there") from None
     except RecursionError:

@@ -9,22 +9,11 @@ from msgspec.structs import asdict
 from gpuscale.base.errors import FieldError
 from gpuscale.base.host import UNRECORDED
 from gpuscale.base.text import counted
+from gpuscale.records import record
 from gpuscale.records.configuration import Configuration, DataKind, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS_BY_NAME, Limits, OpenMetric
 from gpuscale.records.probes import Probe
-from gpuscale.records.record import (
-    Count,
-    Day,
-    Gpus,
-    Line,
-    Moment,
-    Name,
-    PositiveCount,
-    Record,
-    SamplesPerSecond,
-    Seconds,
-)
 from gpuscale.records.run import Run
 
 THROUGHPUT = "throughput"
@@ -36,17 +25,17 @@ OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 Timed = Literal["job", "training_loop", "epoch"]
 
 
-class ToleranceOverride(Record, frozen=True, kw_only=True):
+class ToleranceOverride(record.Record, frozen=True, kw_only=True):
     """Limits that replace those in `Tolerances` for some rows, such as all rows of one case.
 
     If `case`, `strategy` or `gpus` is None, rows with any value of it match. If `metric` is None,
     the limits apply to throughput and speedup. A limit that is None replaces nothing.
     """
 
-    case: Name | None = None
-    strategy: Name | None = None
-    gpus: Gpus | None = None
-    metric: Name | None = None
+    case: record.Name | None = None
+    strategy: record.Name | None = None
+    gpus: record.Gpus | None = None
+    metric: record.Name | None = None
     margin: Fraction | None = None
     ok_bound: OkBound | None = None
     allocation_deviation: Fraction | None = None
@@ -67,7 +56,7 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
-class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
+class Tolerances(record.Record, frozen=True, kw_only=True, omit_defaults=False):
     """Limits that decide what counts as a regression; a baseline file can change the defaults."""
 
     margin: Fraction = 0.02
@@ -124,59 +113,59 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         return limit
 
 
-class Hardware(Record, frozen=True, kw_only=True):
+class Hardware(record.Record, frozen=True, kw_only=True):
     """The hardware that a baseline was measured on; a field is None if it was not recorded."""
 
-    device: Name
-    gpu_name: Name | None = None
+    device: record.Name
+    gpu_name: record.Name | None = None
     """GPU name, as published or as reported by CUDA; comparisons use only the model (`V100`)."""
-    gpus_per_node: Gpus | None = None
-    cpu_model: Line | None = None
-    system: Line | None = None
+    gpus_per_node: record.Gpus | None = None
+    cpu_model: record.Line | None = None
+    system: record.Line | None = None
     """System and partition on which another tool measured, such as `lumi:gpu`."""
 
 
-class Source(Record, frozen=True, kw_only=True):
+class Source(record.Record, frozen=True, kw_only=True):
     """The publication that a baseline's figures come from."""
 
-    title: Name
-    url: Line | None = None
-    published: Line | None = None
-    note: Line | None = None
+    title: record.Name
+    url: record.Line | None = None
+    published: record.Line | None = None
+    note: record.Line | None = None
 
 
-class PublishedFigure(Record, frozen=True, kw_only=True):
+class PublishedFigure(record.Record, frozen=True, kw_only=True):
     """One published result: times of a fixed amount of training, a throughput, or a metric's value.
 
     Exactly one of `times_s`, `samples_per_s` and `value` is set. Times may include start-up and
     validation, which a throughput excludes, so neither is computed from the other.
     """
 
-    case: Name
-    strategy: Name
-    gpus: Gpus
-    batch_per_gpu: PositiveCount | None = None
+    case: record.Name
+    strategy: record.Name
+    gpus: record.Gpus
+    batch_per_gpu: record.PositiveCount | None = None
     """Samples per GPU and step; None for a metric, which counts no samples."""
-    runs: PositiveCount = 1
+    runs: record.PositiveCount = 1
     """Number of repetitions of the measurement."""
-    nodes: Gpus = 1
-    times_s: tuple[Seconds, ...] = ()
+    nodes: record.Gpus = 1
+    times_s: tuple[record.Seconds, ...] = ()
     """Wall-clock seconds of each repetition; a repetition may be one epoch of a job."""
     timed: Timed | None = None
     """Part of the training that each value in `times_s` covers; None if there are no values."""
-    discard_first: Count = 0
+    discard_first: record.Count = 0
     """Number of values at the start of `times_s` that `mean_time_s` excludes."""
-    samples_per_s: SamplesPerSecond | None = None
+    samples_per_s: record.SamplesPerSecond | None = None
     value: Annotated[float, Meta(gt=0)] | None = None
     """Reference value of `metric` in another tool's records; its spread between runs is unknown."""
     metric: OpenMetric | None = None
-    nights: Mapping[Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = {}
+    nights: Mapping[record.Day, Annotated[float, Meta(ge=1e-9, le=1e15)]] = {}
     """Mean result of each night by date, in the figure's unit; empty if the dates are unknown."""
-    precision: Name | None = None
+    precision: record.Name | None = None
     """Numerical precision; None if the source does not specify it."""
     data: DataKind | None = None
     """Kind of training data; None if the source does not specify it."""
-    note: Line | None = None
+    note: record.Line | None = None
 
     def __post_init__(self) -> None:
         times = len(self.times_s)
@@ -235,34 +224,34 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
         return sum(kept) / len(kept) if kept else None
 
 
-class BaselineChange(Record, frozen=True, kw_only=True):
+class BaselineChange(record.Record, frozen=True, kw_only=True):
     """One approved change to a baseline: its reason, the replaced runs and the new rows."""
 
-    at: Moment
-    reason: Line
-    by: Name | None = None
+    at: record.Moment
+    reason: record.Line
+    by: record.Name | None = None
     """Login name of the person who made the change."""
     replaced: tuple[Run, ...] = ()
     """Runs that were replaced, without evidence such as windows and telemetry."""
-    added: tuple[Line, ...] = ()
+    added: tuple[record.Line, ...] = ()
     """Names of the rows that had no measured run before the change."""
 
 
-class Baseline(Record, frozen=True, kw_only=True):
+class Baseline(record.Record, frozen=True, kw_only=True):
     """Contents of a baseline file: measured runs without timing windows, and published figures."""
 
-    name: Name
-    cluster: Name
+    name: record.Name
+    cluster: record.Name
     hardware: Hardware
     source: Source | None = None
-    recorded_at: Moment | None = None
-    recorded_by: Name | None = None
+    recorded_at: record.Moment | None = None
+    recorded_by: record.Name | None = None
     """Login name of the person who recorded the baseline."""
-    gpuscale_version: Name | None = None
+    gpuscale_version: record.Name | None = None
     """Version of gpuscale used for the measurements; multiple versions are separated by commas."""
     tolerances: Tolerances = Tolerances()
     published: tuple[PublishedFigure, ...] = ()
-    environments: Mapping[Line, Environment] = {}
+    environments: Mapping[record.Line, Environment] = {}
     """Machine and software of the measured runs, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Changes since the baseline was recorded, oldest first."""

@@ -10,23 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.base.errors import FieldError
+from gpuscale.records import record
 from gpuscale.records.environment import Environment, without_software
 from gpuscale.records.gpu_and_port_counters import values_problem
 from gpuscale.records.probes import Port
-from gpuscale.records.record import (
-    Bytes,
-    Count,
-    Duration,
-    Line,
-    Lines,
-    Name,
-    Number,
-    PositiveCount,
-    Record,
-    Seconds,
-    Share,
-    UnixTime,
-)
 
 FailureKind = Literal[
     "raised",
@@ -43,7 +30,7 @@ FailureKind = Literal[
 step count was recognised in a command's output; `unsteady`: the step time was not stable."""
 
 
-class Phases(Record, frozen=True, kw_only=True):
+class Phases(record.Record, frozen=True, kw_only=True):
     """Seconds that one rank spends in each phase of training steps, for a window or per step.
 
     Phases are contiguous and add up to the total time. On CUDA, a phase is the time between events
@@ -52,16 +39,16 @@ class Phases(Record, frozen=True, kw_only=True):
     separate.
     """
 
-    data_s: Duration
+    data_s: record.Duration
     """Time spent waiting for the next batch."""
-    h2d_s: Duration
+    h2d_s: record.Duration
     """Time spent copying the batch to the device."""
-    forward_s: Duration
+    forward_s: record.Duration
     """Time spent computing the model's output and the loss."""
-    backward_s: Duration
-    optimizer_s: Duration
+    backward_s: record.Duration
+    optimizer_s: record.Duration
     """Time spent clearing gradients, and in the optimiser's and loss scaler's steps."""
-    wait_s: Duration = 0.0
+    wait_s: record.Duration = 0.0
     """Time spent waiting for other pipeline stages between micro-batches, and for transfers."""
 
     def scaled(self, factor: float) -> "Phases":
@@ -70,14 +57,14 @@ class Phases(Record, frozen=True, kw_only=True):
         return Phases(**{phase: time_s * factor for phase, time_s in seconds.items()})
 
 
-class Window(Record, frozen=True, kw_only=True):
+class Window(record.Record, frozen=True, kw_only=True):
     """A group of consecutive steps timed together, from barrier to barrier."""
 
-    time_s: Seconds
+    time_s: record.Seconds
     """Time of the slowest rank, from the opening barrier to the closing synchronisation."""
-    started_at_s: UnixTime
+    started_at_s: record.UnixTime
     """Time at which rank 0 opened the window."""
-    busy_s: tuple[Seconds, ...]
+    busy_s: tuple[record.Seconds, ...]
     """Time of each rank, in order of rank, without the wait at the closing barrier."""
     phases: Phases | None = None
     """Phases of the rank with the run's slowest pace, in seconds for the whole window."""
@@ -88,24 +75,24 @@ def median_window_s(windows: Sequence[Window]) -> float:
     return statistics.median(window.time_s for window in windows)
 
 
-class RankReport(Record, frozen=True, kw_only=True):
+class RankReport(record.Record, frozen=True, kw_only=True):
     """Host, devices, memory, pace and results of one rank; a field is None if unknown."""
 
-    rank: Number
-    host: Name
-    local_rank: Number | None = None
-    devices: tuple[Number, ...] = ()
+    rank: record.Number
+    host: record.Name
+    local_rank: record.Number | None = None
+    devices: tuple[record.Number, ...] = ()
     """Numbers of the rank's CUDA devices, as seen in the job; empty on CPU."""
-    device_uuids: tuple[Line, ...] = ()
-    parameter_digest: Name | None = None
+    device_uuids: tuple[record.Line, ...] = ()
+    parameter_digest: record.Name | None = None
     """SHA-256 of all parameters; equal on all data-parallel ranks that train together."""
     final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None
     """Loss of the last step; None if unknown or not finite."""
-    peak_memory_bytes: Bytes | None = None
+    peak_memory_bytes: record.Bytes | None = None
     """Peak CUDA memory allocated on any of the rank's devices; None on CPU."""
-    peak_host_memory_bytes: Bytes | None = None
+    peak_host_memory_bytes: record.Bytes | None = None
     """Peak resident set size of the process."""
-    pace_s: Seconds | None = None
+    pace_s: record.Seconds | None = None
     """Median seconds per step of this rank, excluding waits for other ranks, from unsynchronised
     windows; for a single rank or a pipeline, from synchronised windows."""
     phases: Phases | None = None
@@ -113,14 +100,14 @@ class RankReport(Record, frozen=True, kw_only=True):
     synchronisation adds to the forward pass is counted in the backward pass."""
 
 
-class Failure(Record, frozen=True, kw_only=True):
+class Failure(record.Record, frozen=True, kw_only=True):
     """The reason why a run has no result."""
 
     kind: FailureKind
-    message: Lines
-    rank: Number | None = None
-    host: Line | None = None
-    detail: Lines = ""
+    message: record.Lines
+    rank: record.Number | None = None
+    host: record.Line | None = None
+    detail: record.Lines = ""
     """Details such as a traceback, the last output or the stacks of the ranks; may be empty."""
 
     @property
@@ -129,17 +116,17 @@ class Failure(Record, frozen=True, kw_only=True):
         return re.sub(r"\d+", "", self.message)
 
 
-class GpuSummary(Record, frozen=True, kw_only=True):
+class GpuSummary(record.Record, frozen=True, kw_only=True):
     """Telemetry of one GPU, summarised over a run; a field is None if not reported."""
 
-    uuid: Name
-    name: Line | None = None
-    samples: Count
-    absent: tuple[Line, ...] = ()
+    uuid: record.Name
+    name: record.Line | None = None
+    samples: record.Count
+    absent: tuple[record.Line, ...] = ()
     """Counters that could not be read, or not in all samples, each with the reason."""
     values: Mapping[str, int | float] = {}
     """Values of the available counters by name (see `records/gpu_and_port_counters.py`)."""
-    clock_event_reasons: Mapping[Line, Share] | None = None
+    clock_event_reasons: Mapping[record.Line, record.Share] | None = None
     """Share of samples in which each clock event reason, such as `sw_power_cap`, was active."""
 
     def __post_init__(self) -> None:
@@ -151,14 +138,14 @@ BUSY_SHARE = 0.1
 """Largest share of a host's cores that other processes may use without making it busy."""
 
 
-class HostLoad(Record, frozen=True, kw_only=True):
+class HostLoad(record.Record, frozen=True, kw_only=True):
     """Load on a node from processes that do not belong to the run."""
 
     other_cores: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Mean number of cores that other processes used during the run; None if unknown."""
-    cores: PositiveCount
+    cores: record.PositiveCount
     """Number of cores on which the run's processes may run."""
-    gpu_processes: Count | None = None
+    gpu_processes: record.Count | None = None
     """Number of other processes that computed on the run's GPUs before the run; None if unknown."""
 
     @property
@@ -177,14 +164,14 @@ def normalised(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
-class Library(Record, frozen=True, kw_only=True):
+class Library(record.Record, frozen=True, kw_only=True):
     """A shared library that a process has loaded."""
 
-    name: Name
+    name: record.Name
     """Name of the library, such as `NCCL`."""
-    path: Line
+    path: record.Line
     """Path of the library's file, as the process sees it, with symbolic links resolved."""
-    version: Line | None = None
+    version: record.Line | None = None
     """Version that the library itself reports; None if it was not queried or reports none."""
 
     @property
@@ -209,22 +196,22 @@ def merged(libraries: Iterable[Library]) -> tuple[Library, ...]:
     return tuple(sorted(set(libraries), key=lambda library: (library.name, library.path)))
 
 
-class NodeEvidence(Record, frozen=True, kw_only=True):
+class NodeEvidence(record.Record, frozen=True, kw_only=True):
     """Load, settings, network and software of a node, collected before, during and after a run."""
 
-    host: Name
+    host: record.Name
     load: HostLoad | None = None
-    settings: Mapping[Name, Line] = {}
+    settings: Mapping[record.Name, record.Line] = {}
     """Settings of the host that affect performance, such as `governor`."""
     ports: tuple[Port, ...] = ()
     """Network ports of the host, whose counters include the traffic of other jobs."""
-    connections: Mapping[Name, Line] = {}
+    connections: Mapping[record.Name, record.Line] = {}
     """Properties of the ranks' connections, such as `channels`, from NCCL's or RCCL's log."""
     libraries: tuple[Library, ...] = ()
     """Libraries that the run's processes on the node had loaded near the end of the run."""
-    cpus: tuple[Line, ...] = ()
+    cpus: tuple[record.Line, ...] = ()
     """Distinct lists of the CPUs on which ranks may run, such as `0-7,64-71`."""
-    absent: Mapping[Name, Line] = {}
+    absent: Mapping[record.Name, record.Line] = {}
     """Reason why a setting or other evidence could not be read, by name."""
-    cost_s: Seconds | None = None
+    cost_s: record.Seconds | None = None
     """Time taken to collect the evidence."""

@@ -7,6 +7,7 @@ import msgspec
 
 from gpuscale.base.errors import FieldError
 from gpuscale.base.strategies import COMMAND, STRATEGIES, is_pipeline
+from gpuscale.records import record
 from gpuscale.records.configuration import Configuration, RowMixin
 from gpuscale.records.environment import Environment
 from gpuscale.records.evidence import (
@@ -20,49 +21,37 @@ from gpuscale.records.evidence import (
 )
 from gpuscale.records.metrics import STEP_TIME, validate_measured
 from gpuscale.records.probes import Probe
-from gpuscale.records.record import (
-    Count,
-    Duration,
-    Gpus,
-    Line,
-    Moment,
-    Name,
-    PositiveCount,
-    Record,
-    Shape,
-    UnixTime,
-)
 
 
-class Run(RowMixin, Record, frozen=True, kw_only=True):
+class Run(RowMixin, record.Record, frozen=True, kw_only=True):
     """One fresh start of all ranks; all statistics treat a run as one sample.
 
     `measured` holds the metrics. The fields after `failure` are evidence; any may be absent.
     """
 
     configuration: Configuration
-    gpus: Gpus
-    index: PositiveCount = 1
+    gpus: record.Gpus
+    index: record.PositiveCount = 1
     """Number of the run, from 1, among runs of the same case, strategy and number of GPUs."""
-    batch_per_gpu: PositiveCount | None = None
+    batch_per_gpu: record.PositiveCount | None = None
     """Samples per GPU and step; None if a command failed before it printed the batch size."""
-    sample_shape: Shape | None = None
-    samples_per_epoch: PositiveCount | None = None
+    sample_shape: record.Shape | None = None
+    samples_per_epoch: record.PositiveCount | None = None
     """Number of training samples in one epoch, over all GPUs."""
-    allocation: Name | None = None
+    allocation: record.Name | None = None
     """Job that executed the run; runs of one job share the nodes and their state. None for the job
     that created the results file."""
     measured: Mapping[str, float] = {}
     """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
-    started_at_s: UnixTime | None = None
-    wall_s: Duration | None = None
-    startup_s: Duration | None = None
+    started_at_s: record.UnixTime | None = None
+    wall_s: record.Duration | None = None
+    startup_s: record.Duration | None = None
     """Seconds from the launch until every rank had joined the process group or, with an injected
     slowdown, had timed itself."""
-    warmup_steps: Count | None = None
-    warmup_s: Duration | None = None
-    steps_per_window: PositiveCount | None = None
+    warmup_steps: record.Count | None = None
+    warmup_s: record.Duration | None = None
+    steps_per_window: record.PositiveCount | None = None
     windows: tuple[Window, ...] = ()
     """Windows of synchronised training, from which the metrics are computed."""
     unsynced_windows: tuple[Window, ...] = ()
@@ -70,7 +59,7 @@ class Run(RowMixin, Record, frozen=True, kw_only=True):
     GPU, they compute in micro-batches, while `windows` compute the whole batch at once."""
     ranks: tuple[RankReport, ...] = ()
     gpu_summaries: tuple[GpuSummary, ...] = ()
-    telemetry_absent: Line | None = None
+    telemetry_absent: record.Line | None = None
     """Reason why some or all GPU summaries are missing; else None."""
     nodes: tuple[NodeEvidence, ...] = ()
     """Evidence of each node that had ranks."""
@@ -145,19 +134,19 @@ def busy_hosts(runs: Iterable[Run]) -> list[tuple[str, HostLoad]]:
     return sorted(busy, key=lambda host: host[1].weight, reverse=True)
 
 
-class Header(Record, frozen=True, kw_only=True):
+class Header(record.Record, frozen=True, kw_only=True):
     """Contents of the first line of a results file, except the format and version."""
 
-    created_at: Moment
-    gpuscale_version: Name
+    created_at: record.Moment
+    gpuscale_version: record.Name
     environment: Environment
-    started_as: Line | None = None
+    started_as: record.Line | None = None
     """Command line of the first session of the file; None if unknown."""
-    injections: tuple[Name, ...] = ()
+    injections: tuple[record.Name, ...] = ()
     """Faults injected on purpose; results with such faults never count as real measurements."""
     probes: tuple[Probe, ...] = ()
     """Probes of the devices; stored in a separate file next to the results file."""
-    left_out: Line | None = None
+    left_out: record.Line | None = None
     """Reason given to `gpuscale leave-out` for excluding these results; None if not excluded."""
 
     @property

@@ -16,18 +16,8 @@ from gpuscale.base.grouping import by_key
 from gpuscale.base.host import UNRECORDED, UNRECORDED_GPU
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import shown
-from gpuscale.records import EntryKey, PublishedFigure
+from gpuscale.records import EntryKey, PublishedFigure, record
 from gpuscale.records.baseline import Timed
-from gpuscale.records.record import (
-    Day,
-    Gpus,
-    Line,
-    Name,
-    PositiveCount,
-    SamplesPerSecond,
-    Seconds,
-    from_builtins,
-)
 from gpuscale.store.imports.session import Defaults, RecordedValue, Session
 from gpuscale.store.imports.table_columns import (
     MEASURES,
@@ -44,13 +34,13 @@ _NO_VALUE = re.compile(
 )
 """Pattern of cell texts that stand for a missing value, such as a failed measurement."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
-    "gpus": (Gpus, "a whole number"),
-    "nodes": (Gpus, "a whole number"),
-    "batch_per_gpu": (PositiveCount, "a whole number"),
-    "runs": (PositiveCount, "a whole number"),
-    "date": (Day, "a date such as 2026-09-01"),
-    "case": (Name, "a name"),
-    "strategy": (Name, "a name"),
+    "gpus": (record.Gpus, "a whole number"),
+    "nodes": (record.Gpus, "a whole number"),
+    "batch_per_gpu": (record.PositiveCount, "a whole number"),
+    "runs": (record.PositiveCount, "a whole number"),
+    "date": (record.Day, "a date such as 2026-09-01"),
+    "case": (record.Name, "a name"),
+    "strategy": (record.Name, "a name"),
 }
 """Type of a column's cells and its description, by meaning; other columns have lines of text."""
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
@@ -173,10 +163,10 @@ def _values(row: TableRow, columns: Sequence[TableColumn], problems: Problems) -
 def _cell_value(text: str, column: TableColumn) -> Any:
     """Parse a cell; for a measurement, return a tuple of times in seconds or of throughputs."""
     if column.meaning in MEASURES:
-        bounded = Seconds if column.meaning in TIMES else SamplesPerSecond
+        bounded = record.Seconds if column.meaning in TIMES else record.SamplesPerSecond
         numbers = (_number(part.strip().lower(), column) for part in _SEVERAL.split(text))
-        return tuple(from_builtins(bounded, number) for number in numbers)
-    kind, words = _KINDS.get(column.meaning, (Line, "a line"))
+        return tuple(record.from_builtins(bounded, number) for number in numbers)
+    kind, words = _KINDS.get(column.meaning, (record.Line, "a line"))
     try:
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError:
