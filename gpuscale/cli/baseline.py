@@ -33,7 +33,7 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import measuring
+from gpuscale.reports.comparison.next_step import ADD, measuring
 from gpuscale.reports.phrases import busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import Screen, labelled_lines
@@ -47,6 +47,7 @@ _OFTEN_OPEN = 2.0
 unchanged machine is *ok* in fewer than 4 of 5 rows."""
 _MOST_RUNS = 40
 _NEW_FILE = "--results more.jsonl"
+_LOOSEN = "measure more runs in each session, or loosen its limits (docs/baselines.md)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,20 +97,14 @@ def _record(arguments: argparse.Namespace) -> int:
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
-    strength = strength_text(losses, sizes)
-    if min(sizes.values()) >= MINIMUM_RUNS < max(sizes.values()):
-        by_default = smallest_losses(baseline, dict.fromkeys(sizes, MINIMUM_RUNS))[0].loss
-        if by_default > max(TOO_WEAK, losses[0].loss):
-            least = "no loss" if math.isinf(by_default) else f"{rough_percent(by_default)} or more"
-            strength += f"; one of {MINIMUM_RUNS} runs, the default, only {least}"
-            strength += f": measure with --runs {max(sizes.values())}"
-    say(strength)
-    is_noisy = losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound
-    if is_noisy:
-        say("since its runs deviate so much, an unchanged machine will often be inconclusive")
+    say(strength_text(losses, sizes))
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
-    if steps := [*_to_extend(arguments.output, baseline, results, is_noisy=is_noisy)]:
+    steps = [*_to_extend(arguments.output, baseline, results[-1].started_as)]
+    if losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound:
+        say("since its runs deviate so much, an unchanged machine will often be inconclusive")
+        steps.append(("or" if steps else "next", _LOOSEN))
+    if steps:
         say("\n".join(labelled_lines(steps, Screen.of(sys.stdout).columns)))
     return ExitCode.OK
 
@@ -137,20 +132,16 @@ def _to_strengthen(
     return steps
 
 
-def _to_extend(
-    path: Path, baseline: Baseline, results: Sequence[Results], *, is_noisy: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield steps towards a baseline that shows how much sessions differ."""
+def _to_extend(path: Path, baseline: Baseline, started_as: str | None) -> Iterator[tuple[str, str]]:
+    """Yield steps to a baseline with enough sessions to show how much they differ."""
     lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
     if lacking > 0:
         others = counted(lacking, "other time")
         spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
         yield "next", f"measure at {others} too, and add each file; {spread}"
-        yield "run", measuring(results[-1].started_as, _NEW_FILE)
+        yield "run", measuring(started_as, _NEW_FILE)
         yield "then", "add it"
-        yield "run", f"gpuscale baseline update --add {shlex.quote(visible(str(path)))} more.jsonl"
-    if is_noisy:
-        yield "or" if lacking > 0 else "next", "loosen its limits (docs/baselines.md)"
+        yield "run", f"{ADD} {shlex.quote(visible(str(path)))} more.jsonl"
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

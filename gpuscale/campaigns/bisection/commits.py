@@ -8,18 +8,11 @@ from pathlib import Path
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.text import visible
-from gpuscale.campaigns.bisection.kinds import (
-    Applied,
-    Change,
-    EnvironmentBuildError,
-    Kind,
-    Setting,
-    last_line,
-)
+from gpuscale.campaigns.bisection import kinds
 
 
 @dataclass(slots=True, kw_only=True)
-class Commits(Kind):
+class Commits(kinds.Kind):
     """The commits in a range, following first parents, as the changes of a bisection.
 
     Trials check them out from a clone, so that nothing is left behind in the user's repository.
@@ -49,7 +42,7 @@ class Commits(Kind):
         found = [line.split("\t", 2) for line in lines]
         self._commits = [first, *(commit for commit, _, _ in found)]
         self.take(
-            Change(name=short, text=visible(f"{short} {subject}"), remedy=f"git show {short}")
+            kinds.Change(name=short, text=visible(f"{short} {subject}"), remedy=f"git show {short}")
             for _, short, subject in found
         )
 
@@ -61,10 +54,10 @@ class Commits(Kind):
         shutil.rmtree(clone, ignore_errors=True)
         self._git("clone", "-q", "--shared", "--no-checkout", str(self._top), str(clone))
 
-    def _content(self, applied: Applied) -> str:
+    def _content(self, applied: kinds.Applied) -> str:
         return self._commits[len(applied)]
 
-    def setting(self, applied: Applied) -> Setting:
+    def setting(self, applied: kinds.Applied) -> kinds.Setting:
         """Return a Setting to run in a checkout of the last applied commit, created if missing."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
@@ -73,11 +66,11 @@ class Commits(Kind):
                 self._git(*clone, str(place), self._content(applied))
             except UsageError as error:
                 shutil.rmtree(place, ignore_errors=True)
-                raise EnvironmentBuildError(str(error)) from None
+                raise kinds.EnvironmentBuildError(str(error)) from None
         # Use the folder that corresponds to the user's current folder in the repository.
         here = Path.cwd()
         folder = place / here.relative_to(self._top) if here.is_relative_to(self._top) else place
-        return Setting(folder=folder if folder.is_dir() else place)
+        return kinds.Setting(folder=folder if folder.is_dir() else place)
 
     def _git(self, *words: str) -> str:
         command = ["git", "-C", os.fspath(self.repository), *words]
@@ -86,5 +79,7 @@ class Commits(Kind):
         except OSError as error:
             raise UsageError(f"git does not start: {error.strerror}; install it") from None
         except subprocess.CalledProcessError as error:
-            raise UsageError(f"--git: {last_line(error.stderr)}; write REPO GOOD..BAD") from None
+            raise UsageError(
+                f"--git: {kinds.last_line(error.stderr)}; write REPO GOOD..BAD"
+            ) from None
         return done.stdout.strip()

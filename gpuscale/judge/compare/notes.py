@@ -82,8 +82,7 @@ def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[S
         found = [each for each in judgements if each.entry.verdict in verdicts]
         sessions = max((len(each.row.before.runs) for each in found if each.row.before), default=0)
         if 0 < sessions < MINIMUM_ALLOCATIONS:
-            lost = [each for each in found if each.entry.verdict.is_loss]
-            up_to = max((each.tolerated_deviation or 0.0 for each in lost), default=0.0)
+            up_to = max(each.tolerated_deviation or 0.0 for each in found)
             facts: Facts = {"sessions": sessions, "deviation": assumed}
             yield Statement(code, facts | Facts(up_to=up_to) if up_to else facts)
             return

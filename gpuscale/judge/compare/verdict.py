@@ -101,7 +101,7 @@ class Quantity:
         """Return the largest declared deviation between sessions at which a loss is significant."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
-        if not (declared and self.p_worse and p):
+        if self.gain.value >= 0 or not (declared and self.p_worse and p):
             return None
         level = significance * p / self.p_worse
         runs = replace(self.gain, parts=tuple(part for part in parts if not math.isinf(part.df)))

@@ -18,7 +18,7 @@ from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts
 
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
-_ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
+ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
@@ -74,7 +74,7 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
         return steps
     words = [_COMPARE, *(["--history"] if of_nights else []), before]
     words += [after] if "--resume" in command else []
-    while at + 1 < len(steps) and steps[at + 1].command.startswith(_ADD):
+    while at + 1 < len(steps) and steps[at + 1].command.startswith(ADD):
         at += 1
     return [*steps[: at + 1], _Step("then", "compare again", " ".join(words)), *steps[at + 1 :]]
 
@@ -289,12 +289,12 @@ class _Adviser:
         more, then = (lacking - made, in_all) if kind == "baseline" else (in_all - made, lacking)
         if kind == "baseline" and (self.measured.injections or is_changed):
             runs = f"about {phrases.counted(lacking, 'run')} a row" if lacking > 0 else "runs"
-            add = f"add {runs} of the machine as it was", f"{_ADD} {before} FILE"
+            add = f"add {runs} of the machine as it was", f"{ADD} {before} FILE"
             steps, more, then = _either(add), in_all - made, lacking
         elif kind == "baseline":
             text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
             again = self._measure(text, f"--runs {in_all}" if in_all else "")
-            steps = _first((_ADD_TONIGHT, f"{_ADD} {before} {after}"), _either(again))
+            steps = _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
         if more <= _FEW_MORE * in_all:
             return steps
         some = self._some([row for row in rows if _asked(row, "of_both")])

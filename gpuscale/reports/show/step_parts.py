@@ -118,26 +118,22 @@ def budget_text(budget: EfficiencyBudget) -> str:
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     point = (budget.configuration, budget.key)
     steps = steps_of(run for run in runs if (run.configuration, run.key) == point)
-    paces_s = [step.median.pace_s for step in steps]
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]
     of, k, share = len(steps), len(behind), len(found.ranks) / budget.key.gpus
-    # Probability that, of equal ranks, some are the slowest in so many of the runs.
-    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
     if not behind:
         yield "the slowest rank is another one from run to run, as by chance"
         return
     lags = [step.skew_s / step.median.pace_s for step in behind]
+    if statistics.median(lags) < NAMED_SKEW:
+        return
+    # Probability that, of equal ranks, some are the slowest in so many of the runs.
+    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
     if k == of > 2:
         # Lags that agree show more than their signs do.
         error = max(statistics.stdev(lags), _SMALLEST_DEVIATION) / math.sqrt(k)
         tail = t_probability(-statistics.fmean(lags) / error, k - 1)
     chance = tail / share if of > 1 else 0.0
-    # A doubtful lag below the difference between runs would be a figure of false precision.
-    is_doubted = chance > _UNLIKELY_CHANCE or of == 1
-    least = max(paces_s) / min(paces_s) - 1 if is_doubted else 0.0
-    if statistics.median(lags) < max(NAMED_SKEW, least):
-        return
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
