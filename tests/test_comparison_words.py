@@ -37,7 +37,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.configuration import Choice
-from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.comparison.rows import loss_ruled_out
 from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.phrases import change_text, found_change_text

@@ -15,8 +15,8 @@ from measuring import REPOSITORY
 
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import Baseline, Configuration, Results
-from gpuscale.reports.comparison import csv_json_openmetrics as formats
-from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
+from gpuscale.reports.comparison import formats
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store.files import read_any

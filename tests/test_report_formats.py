@@ -25,7 +25,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.judge.compare import compare
 from gpuscale.records import Comparison, Verdict
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.csv_json_openmetrics import openmetrics
+from gpuscale.reports.comparison.formats import openmetrics
 from gpuscale.reports.comparison.text_markdown_junit import junit, markdown
 
 HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"

@@ -19,7 +19,7 @@ from command_line import ARC4, gpuscale, ran, refusal
 from gpuscale.analysis.step_parts import PHASES
 from gpuscale.base.errors import FileError
 from gpuscale.records import Baseline, Configuration, Results, Verdict
-from gpuscale.reports.comparison import csv_json_openmetrics as formats
+from gpuscale.reports.comparison import formats as formats
 from gpuscale.reports.show import Shown
 from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store.files import write_baseline

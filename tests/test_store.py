@@ -16,7 +16,7 @@ from format_page import example
 from gpuscale.base.errors import DecodeError, FileError, UsageError
 from gpuscale.cli.compare import outputs_of
 from gpuscale.records import Baseline, Results
-from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.store import results as results_files
 from gpuscale.store.file_formats import decode_baseline, decode_results
 from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline, write_report

@@ -18,7 +18,7 @@ from gpuscale.judge.sides import as_baseline, sides_of
 from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports.comparison import View, view_of
-from gpuscale.reports.comparison.csv_json_openmetrics import COMPARISON_FORMATS
+from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.reports.screen import Screen
 from gpuscale.store.files import write_report
 

@@ -20,7 +20,7 @@ from gpuscale.records.record import document_text
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import headline
 from gpuscale.reports.columns import Column, csv_text
-from gpuscale.reports.comparison.csv_json_openmetrics import family
+from gpuscale.reports.comparison.formats import family
 from gpuscale.reports.phrases import found_change_text
 from gpuscale.store.campaign_folders import SweepRecord, row_of
 

@@ -1,4 +1,4 @@
-"""Format a comparison as CSV, JSON or OpenMetrics, and list all formats of a comparison."""
+"""Formats of `gpuscale compare`: their table, and those for programs (CSV, JSON, OpenMetrics)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
