@@ -77,7 +77,7 @@ class Keeper:
         adopt_orphans()
 
     def serve(self, *, preloads: bool) -> None:
-        """Carry out the launcher's orders until it ends; with `preloads`, first import torch."""
+        """Carry out orders until the launcher ends; with `preloads`, first import torch."""
         host = socket.gethostname()
         try:
             self._orders = connect(self._folder, self._number) or self._orders
@@ -234,7 +234,7 @@ class Keeper:
         return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """Send ranks a signal (default: SIGTERM for commands, else SIGKILL), then stop serving."""
+        """Send ranks signal `number` (None: SIGTERM for commands, else SIGKILL); stop serving."""
         self._is_ending = True
         self._end_ranks(number)
 

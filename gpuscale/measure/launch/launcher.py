@@ -76,7 +76,7 @@ class Launcher:
         return replace(found, launcher=self._starter.name, nodes=nodes)
 
     def run(self, request: RunRequest) -> Run:
-        """Execute a run; return it once all ranks have ended, with `failure` set if it failed."""
+        """Execute a run; return it after all ranks have ended, with `failure` set if it failed."""
         self._kept.close()
         folder = self._kept.enter_context(self._scratch_folder("run-"))
         self.last = directory = RunDirectory(path=folder)
@@ -122,7 +122,7 @@ class Launcher:
         return scratch_folder(f".{name}", within=self._folder)
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if Slurm or MPI must start new tasks for the ranks of this request."""
+        """Return True if ranks need new Slurm or MPI tasks; `request` is None except for runs."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 

@@ -79,7 +79,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return True unless an outer MPI launcher set the variable or it affects placement."""
+        """Return False for variables of an outer MPI launcher or of LSF's placement, else True."""
         # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
         if variable == "LSB_AFFINITY_HOSTFILE":
             return False
@@ -102,7 +102,7 @@ class OrderSocket:
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
-        """Wait for connections from keepers on `hosts`; write addresses and a key to `folder`."""
+        """Listen for connections from keepers on `hosts`; write addresses and a key to `folder`."""
         self._server = socket.create_server(("", 0), backlog=len(hosts))
         self._key = secrets.token_hex(16).encode()
         # mpirun itself reports a host that cannot be reached.
@@ -132,7 +132,7 @@ class OrderSocket:
 
 
 def connect(folder: Path, number: int) -> int | None:
-    """Connect keeper `number` to the launcher; return the descriptor, None for standard input.
+    """Connect keeper `number` to the launcher; return a descriptor, None if orders come by stdin.
 
     Raise OSError with the reason if this node cannot reach the launcher or the folder.
     """

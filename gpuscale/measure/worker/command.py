@@ -136,7 +136,7 @@ class _Watch:
             )
 
     def _look(self) -> tuple[int | None, bool]:
-        """Read output for 0.2 s; return the exit code, if any, and if the command timed out."""
+        """Read output for 0.2 s; return the exit code (None if running), and whether time is up."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -156,7 +156,7 @@ class _Watch:
         return code, is_late
 
     def _enough_windows(self, code: int | None) -> Windows | None:
-        """Return the timed windows, or None if too few; fewer suffice if the exit code is 0."""
+        """Return the timed windows; None if too few (with exit code 0, FEWEST_WINDOWS suffice)."""
         if (windows := self._reader.windows) is None:
             return None
         # After the warm-up: lines that have not told the batch by now never will.
@@ -165,7 +165,7 @@ class _Watch:
         return windows if len(windows.spans) >= needed else None
 
     def _look_at_software(self, now_s: float) -> None:
-        """Record the command's software once it reports a step; with `--figure`, repeatedly."""
+        """Record software after the command's first step; with `--figure`, at growing intervals."""
         is_due = self._reader.has_steps and not self._has_software
         if self._figures is not None and now_s > self._next_software_s:
             # Without steps, nothing shows when all libraries have been loaded.

@@ -83,7 +83,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def count_ranks(self) -> set[int]:
-        """Return world sizes from processes' environments; if launched across nodes, save ranks."""
+        """Return the processes' world sizes; in a run across nodes, write their ranks to a file."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
@@ -101,7 +101,7 @@ class Place:
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command, with `output` as its reader; `pipes` is a folder for ranks' pipes."""
+    """Start the command, read by `output`; with a folder `pipes`, read ranks' own pipes too."""
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
     variables = {**os.environ, **_device_variables(request.devices[:here])}

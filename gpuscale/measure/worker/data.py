@@ -172,7 +172,7 @@ def real_dataset(case: TrainingCase, request: RunRequest) -> Dataset[Any]:
 def training_batches(
     case: TrainingCase, request: RunRequest, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """Return an endless stream of a rank's batches; `world_size` ranks share a step's samples."""
+    """Return endless batches for a rank; each step's samples are split among `world_size` ranks."""
     pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
         return PooledBatches(SyntheticDataset(case), batch=batch, rank=rank, pin_memory=pin_memory)

@@ -137,7 +137,7 @@ class LogReader:
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def progress(self) -> tuple[str, int, int]:
-        """Return progress as (label, windows done, windows wanted); before any step, a notice."""
+        """Return (label, windows done, windows wanted), or (notice, 0, 0) if lines show no step."""
         if self._unread.count and not self.has_steps:
             return self._unread.notice, 0, 0
         if (windows := self.windows) is None:
@@ -231,7 +231,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last output of the process that ended the command, or of all if unknown."""
+        """Return the last output of the process that ended the command, if known, else of all."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 

@@ -69,7 +69,7 @@ def own_pace_s(training: Training) -> float:
 
 
 def steps_per_mark(step_time_s: float, events: int) -> int:
-    """Return N such that timing the phases of every Nth step slows training by at most 0.5%."""
+    """Return N such that `events` time marks in every Nth step slow training by at most 0.5%."""
     return max(1, math.ceil(events * _EVENT_S / (_SHARE_FOR_MARKS * step_time_s) - ROUNDING))
 
 

@@ -1,4 +1,4 @@
-"""Read a command's output: how processes ended, and which lines of unknown format count steps."""
+"""Read a command's output: how processes ended, and step numbers in lines of unknown format."""
 
 import os
 import re
@@ -175,7 +175,7 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
-    """Return the last traceback of a process, preferably one not caused by a lost peer."""
+    """Return the last traceback, if any, of a process, preferably one not caused by a lost peer."""
     last, begin = dict[bool, _Traceback](), None
     for number, line in enumerate(lines):
         if TRACEBACK.match(line.text):
@@ -248,7 +248,7 @@ class UnreadLines:
         return f"{read}; last: {visible(self._last)}"
 
     def reason(self, format_name: str | None) -> str:
-        """Explain why no step was found in the lines, and suggest a remedy."""
+        """Explain why `format_name` (None: every known format) found no step; suggest a remedy."""
         if not self._last:
             return f"it printed nothing to time its steps by; {_OWN_LINES}"
         shown = max(

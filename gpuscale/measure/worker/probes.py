@@ -133,7 +133,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return a function that reads data files uncached, and their size; None without files."""
+    """Return (function to read data files uncached, bytes); None if no files or local rank > 0."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):

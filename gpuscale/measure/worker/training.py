@@ -84,7 +84,7 @@ class Strategy:
         """The number of ranks among which the samples of a step are divided."""
 
     def barrier(self) -> None:
-        """Return once every rank has reached this point."""
+        """Wait until every rank has reached this point."""
 
     def largest(self, value: float) -> float:
         """Return the maximum of `value` over all ranks; all ranks must call this."""

@@ -68,7 +68,7 @@ def line_of_user(error: BaseException) -> str | None:
 
 
 def too_few_outputs(error: BaseException) -> str:
-    """Explain an error in `loss` if the model has fewer outputs than labels, else return ''."""
+    """Explain an error in the case's `loss` if the model has too few outputs, else return ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         case = frame.f_locals.get("self")
         if isinstance(case, TrainingCase) and frame.f_code is getattr(case.loss, "__code__", None):

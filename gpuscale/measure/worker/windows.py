@@ -145,7 +145,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float] | None:
-    """Return points after the warm-up, its steps and its seconds; None if it is not over yet."""
+    """Return (points after warm-up, warm-up steps, warm-up seconds); None if still warming up."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):
@@ -176,7 +176,7 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
 def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> bool:
     """Return True if lines arrived in bursts, so arrival times do not show when steps ended.
 
-    If steps really were that fast, their lines would arrive without pauses.
+    Lines of very fast steps arrive close together too, but without pauses between groups.
     """
     moments = [point.at_s for stretch in stretches for point in stretch]
     bursts: list[list[float]] = []

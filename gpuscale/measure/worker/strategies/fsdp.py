@@ -200,7 +200,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Return all parameters; a parameter shared by several modules is repeated for each of them."""
+    """Yield all parameters; a parameter shared by several modules is yielded for each of them."""
     return (parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 

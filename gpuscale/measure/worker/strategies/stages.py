@@ -163,7 +163,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """Enter a context in which a single rank splits batches too, to measure what that costs."""
+        """Enter a context in which even a single rank uses micro-batches, to measure their cost."""
         self._divides_alone = True
         yield
         self._divides_alone = False
