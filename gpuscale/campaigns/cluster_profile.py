@@ -121,7 +121,7 @@ class ClusterProfile(record.Record, frozen=True, kw_only=True):
 
 
 def find_profile(wanted: str | None) -> ClusterProfile:
-    """Read a profile by name (`arc4`) or path (`./mysite.toml`); raise UsageError if unknown."""
+    """Read a profile by name (`arc4`) or path (`./x.toml`); raise UsageError if unknown or None."""
     shipped = (Path(__file__).parent / "profiles").glob("*.toml")
     known = {path.stem: path for path in sorted(shipped)}
     if wanted is not None and (wanted.endswith(".toml") or os.sep in wanted):

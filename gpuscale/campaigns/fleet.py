@@ -49,7 +49,7 @@ _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, ...]]:
     """Return the partition and names of the nodes in `asked`, which is `all` or a Slurm node list.
 
-    Raise UsageError if there are no such nodes, or if they cannot be compared with each other.
+    If `partition` is None, search all. Raise UsageError if nodes are unknown or not comparable.
     """
     if (nodes := cluster_nodes(partition)) is None:
         raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
@@ -125,7 +125,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record a job's end; cancel a waiting job if its node is out of service or stays busy."""
+        """Record a job's end if not `queued`; cancel it if it waits too long or for a down node."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.
@@ -185,7 +185,7 @@ class Sweep:
         return bool(self._open())
 
     def _next(self, known: Mapping[str, ClusterNode]) -> Iterator[tuple[str, bool]]:
-        """Yield nodes to measure next, best first, each with True if it only acts as a control."""
+        """Yield nodes in the order to measure them, each with True if it only acts as a control."""
         taken = self._given_up | {job.node for job in self._open()}
         able = {name: node.stage for name, node in known.items() if name not in taken}
         able = {name: stage for name, stage in able.items() if stage != "out"}

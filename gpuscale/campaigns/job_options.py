@@ -38,8 +38,8 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
 def with_options(profile: ClusterProfile, values: Mapping[str, object]) -> ClusterProfile:
     """Return a profile with the given `JOB_OPTIONS` applied; raise UsageError if one is invalid.
 
-    `--cases` drops the profile's baseline, and its rows and numbers of GPUs to judge, which belong
-    to the profile's own cases. `--baseline` drops the numbers of GPUs to judge.
+    `--cases` drops the profile's `judge.baseline`, `judge.cases` and `judge.gpus`, which belong to
+    the profile's own cases. `--baseline` replaces the baseline and drops `judge.gpus`.
     """
     tables: dict[str, Any] = msgspec.to_builtins(profile)
     given = {name: values[name] for name in JOB_OPTIONS if values.get(name) not in (None, [])}

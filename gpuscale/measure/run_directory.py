@@ -54,7 +54,7 @@ class RecordFile(Generic[R]):
 
 
 def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
-    """Return a `RunDirectory` method that returns the path of the file of a given rank or host."""
+    """Return a `RunDirectory` method that inserts a rank or host in `name` and returns the path."""
     return lambda directory, of: directory.path / name.format(of)
 
 
@@ -137,7 +137,7 @@ class RunDirectory:
         return tuple(filter(None, left))
 
     def wait_for_results(self, job: str, hosts: Sequence[str], ranks: int) -> None:
-        """Wait up to 30 s until all result files of a successful job are visible on this node."""
+        """Wait up to 30 s until this node sees the result files of a `job` such as `probe`."""
         if job == "describe":
             paths = [self.environment(host).path for host in hosts]
         elif job == "probe":

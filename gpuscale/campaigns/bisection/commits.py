@@ -58,7 +58,7 @@ class Commits(kinds.Kind):
         return self._commits[len(applied)]
 
     def setting(self, applied: kinds.Applied) -> kinds.Setting:
-        """Return a Setting to run in a checkout of the last applied commit, created if missing."""
+        """Check out the last applied commit if not yet done; return a Setting for runs there."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

@@ -51,7 +51,7 @@ class NightJob:
     def __init__(
         self, job: str | None, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """`measure` holds arguments for pytest; `compare`, those for `gpuscale compare` or none."""
+        """`measure` holds arguments for pytest, `compare` for `gpuscale compare` (may be empty)."""
         self._job, self._measure, self._command = job, measure, command
         self._history, words = _without_option(compare, "--history")
         """Folder of nights to judge against; None if there is none, or if a baseline was given."""

@@ -90,7 +90,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with the growth of its counters and the lower of its two link rates."""
+    """Yield each port with its counter growth and the lower of its link rates before and after."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")
@@ -138,7 +138,7 @@ def _port(kind: PortKind, folder: Path, own_facts: Sequence[_Fact]) -> Port:
 
 
 def _is_counted(port: Port, folder: Path) -> bool:
-    """Return True for a physical Ethernet interface, or a used virtual one not in a bridge."""
+    """Return True if an Ethernet interface is physical, or has traffic and is in no bridge."""
     if text_of(folder / "type") != _ETHERNET:
         return False
     # Traffic of a virtual interface in a bridge is counted by the bridge itself.

@@ -113,9 +113,9 @@ class NodeWatch:
     ) -> Iterator[dict[str, str]]:
         """Watch a run: yield environment variables for its ranks and, on exit, write the evidence.
 
-        `addresses` maps the UUIDs of the GPUs to sample to their PCI addresses. `is_everywhere` is
-        True if ranks on all nodes get the variables provided on one node, and `is_command` if the
-        run measures a user's command.
+        `addresses` holds UUIDs of the GPUs to sample, each with its PCI address (None if unknown).
+        `is_everywhere` is True if the variables yielded on one node reach the ranks on all nodes,
+        and `is_command` is True if the run measures a user's command.
         """
         began_s = time.monotonic()
         logs, variables, gpu_processes = self._scratch, dict[str, str](), None
@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a function that summarises values in files: `a`, or `a on 3, b on 1` if mixed."""
+    """Return a reader of what `pattern` finds in files: `a`, or `a on 3, b on 1` if they differ."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

@@ -74,7 +74,7 @@ def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Lib
 
 
 def _nccl_version(path: str) -> str | None:
-    """Ask the NCCL or RCCL that this process has loaded for its version; None if unknown."""
+    """Return the version of the NCCL or RCCL this process loaded from `path`; None if unknown."""
     number = ctypes.c_int()
     # A build may lack the function.
     with suppress(OSError, AttributeError):

@@ -103,7 +103,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Place a run's processes on hosts; set the cores per process, unless cores are shared."""
+    """Return a run's placement, without `cores_per_rank` if its processes share a node's cores."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process

@@ -118,10 +118,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """Parse a job's state from the output of the `state_commands` run so far ('' if none)."""
+        """Return a job's state, given the output ('' if none) of each state command run so far."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for placeholders in `options` that are specific to this scheduler."""
+        """Return values for this scheduler's own placeholders; `gpus` is the GPU option or ''."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -145,7 +145,7 @@ class Scheduler(ABC):
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         """Return the nodes of the job that set these environment variables; empty if unknown.
 
-        By default `nodes_variable` names a file in which each line begins with a node's name.
+        By default `nodes_variable` holds the path of a file whose lines begin with node names.
         """
         lines = text_of(Path(environment.get(self.nodes_variable, os.devnull))).splitlines()
         return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))

@@ -130,7 +130,7 @@ class Slurm(Scheduler, ProcessStarter):
         return host_names(environment.get(self.nodes_variable, ""))
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the job's nodes; raise UsageError if unknown, or if job steps lack some GPUs."""
+        """Return the job's nodes; raise UsageError if none, or if srun is missing or hides GPUs."""
         if not (hosts := self.nodes(os.environ)) or shutil.which("srun") is None:
             raise UsageError(
                 "--launcher slurm: no nodes of a Slurm job here; start it inside sbatch or salloc, "

@@ -46,7 +46,7 @@ _REASONS = {
 
 @cache
 def _binding() -> Any:
-    """Import AMD SMI's Python binding, ROCm's if possible; raise DriverAbsentError on failure."""
+    """Import AMD SMI's binding, preferably that of ROCm; raise DriverAbsentError on failure."""
     root = Path(os.environ.get("ROCM_HOME") or os.environ.get("ROCM_PATH") or "/opt/rocm")
     sys.path.insert(0, str(root / "share" / "amd_smi"))
     try:
@@ -117,7 +117,7 @@ def _known(query: Query, handle: Any) -> Any:
 def find_device(uuid: str, address: str | None) -> Device:
     """Find a GPU by its PCI address, because UUIDs and indices differ between AMD SMI and HIP.
 
-    Raise DeviceAbsentError if the GPU cannot be sampled.
+    Raise DeviceAbsentError if `address` is None or the GPU cannot be sampled.
     """
     if address is None:
         raise DeviceAbsentError(
@@ -134,7 +134,7 @@ def find_device(uuid: str, address: str | None) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield AMD SMI's index and the `Device` of each GPU or partition of a GPU."""
+    """Yield AMD SMI's index and the `Device`, never an error, of each GPU or partition of a GPU."""
     return enumerate(starmap(AmdDevice, _gpus()))
 
 
@@ -179,7 +179,7 @@ class AmdDevice(Device):
         return _answer(query, self._handle)
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        """Return reasons for reduced clocks: current or, from MI300 on, since the last call."""
+        """Return why clocks are reduced or, from MI300 on, were reduced since the previous call."""
         # The binding's own function omits some of the driver's status bits.
         wrapper = _named("amdsmi_interface.amdsmi_wrapper")
         table = wrapper.amdsmi_gpu_metrics_t()
@@ -206,7 +206,7 @@ class AmdDevice(Device):
         return tuple(state == "U" for state in used)
 
     def _xgmi_errors(self) -> int:
-        """Return how many calls so far found new XGMI errors; AMD SMI reports no exact count."""
+        """Return how often this method has found new XGMI errors; AMD SMI gives no exact count."""
         # The status is 0 without errors, 1 for one error and 2 for several.
         self._errors += _ask("amdsmi_gpu_xgmi_error_status", self._handle) != 0
         return self._errors

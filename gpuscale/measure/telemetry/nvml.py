@@ -115,7 +115,7 @@ def find_device(uuid: str, address: str | None) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield NVML's index of each GPU that this job may use, and the device or an error."""
+    """Yield each GPU this job may use: NVML's index, and the device, or an error if NVML fails."""
     for number in range(_ask("nvmlDeviceGetCount")):
         try:
             yield number, NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(number))
@@ -174,7 +174,7 @@ class NvmlDevice(Device):
         return tuple(states)
 
     def _nvlink_errors(self, names: Sequence[str]) -> int:
-        """Sum error counters over all NVLinks; raise NotSupportedError if one exists on no link."""
+        """Sum the counters over all NVLinks; raise NotSupportedError for one that no link has."""
         if not self._links:
             self._nvlink_active()
         errors = 0
