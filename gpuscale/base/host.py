@@ -55,7 +55,7 @@ def is_map(binding: str) -> bool:
 
 
 def bound_cpus(binding: str, places: Iterable[int]) -> set[int]:
-    """Return the CPUs to which a `map_cpu:` or `mask_cpu:` list binds a rank; empty otherwise.
+    """Return the CPUs that a `map_cpu:` or `mask_cpu:` list gives a rank; empty for other bindings.
 
     `places` are the rank's GPU numbers or, without GPUs, its local rank. As in srun, a list that
     is too short is repeated. Raise a UsageError if this process may not use one of the CPUs.

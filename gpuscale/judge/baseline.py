@@ -54,7 +54,7 @@ def baseline_from_results(
 ) -> Baseline:
     """Make a baseline from the valid runs of the chosen entries; `results` are in time order.
 
-    Raise UsageError if hardware differs or an entry has fewer than `minimum_runs` valid runs.
+    Raise UsageError if results differ in hardware or an entry has under `minimum_runs` valid runs.
     """
     if not (valid := entries_of(_valid_runs(results))):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")

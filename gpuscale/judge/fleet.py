@@ -67,7 +67,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the distribution from first jobs, as later ones run only on suspect nodes."""
+        """Estimate the distribution from each row's first job, as only suspect nodes get more."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -194,7 +194,7 @@ def _verdict(
     against: Reference,
     before: float | None,
 ) -> NodeVerdict:
-    """Judge a node's row against the fleet or its own past; `before` is its level in the past.
+    """Judge a node's row against the fleet or its own past; `before` is its past level, if known.
 
     A node is sick only if all jobs together show a slowdown that the jobs after the first confirm.
     The slowdown is estimated from these later jobs, as the first was selected for being slow.

@@ -47,7 +47,7 @@ class SequentialPlan:
     def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
         """Return the error rates of each analysis for this significance of the whole session.
 
-        A loss is reported from run `fewest_runs + 1` on, unless only one analysis is planned.
+        If several analyses are planned, the first one (after `fewest_runs` runs) reports no loss.
         """
         if self.fewest_runs == self.most_runs:
             return ErrorRates(significance=significance)
@@ -175,7 +175,7 @@ class DecidedVerdict:
 
 
 class _Session:
-    """A session's runs in the order in which they ended, and the analyses of parts of them."""
+    """Analyses of parts of a session's runs, which are taken in the order in which they ended."""
 
     def __init__(
         self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
@@ -244,7 +244,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if runs after run `suspected` confirm the loss, or only one analysis is planned."""
+        """True if runs since a loss was suspected confirm it, or only one analysis is planned."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:

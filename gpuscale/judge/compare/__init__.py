@@ -169,7 +169,7 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
 
 
 def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Statement]:
-    """Yield notes on slow nodes, excluded nights and, if a row may be slower, recent changes."""
+    """Yield notes: slow nodes, excluded nights and, if a row may be slower, environment changes."""
     names, tonight = history.names, len(history.names) - 1
     for effect in history.nodes:
         if tonight in effect.slow and effect.speed:

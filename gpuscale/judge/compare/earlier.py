@@ -97,10 +97,10 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 
 
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
-    """Return the indices of the nights to compare each row with: recent ones on its last level.
+    """Map each row to the recent nights to compare it with, as indices into `before.nights`.
 
-    If a row and its 1-GPU reference changed together but only one change is detected so far, both
-    use nights before the change, so that an efficiency is computed from the same nights.
+    A change that a row shares with its 1-GPU reference may be detected in only one of them so far.
+    Both then get the nights before the change, so that efficiency is computed from the same nights.
     """
     nights = before.nights
     chosen = {
@@ -156,7 +156,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the standard deviation between nights of log T or, for two rows, of the log ratio."""
+    """Return the night-to-night standard deviation of a row's log T, or of two rows' log ratio."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)

@@ -122,7 +122,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the published point of `key` or else of the same row with the wrapped strategy."""
+    """Return the point of `key`, else of the strategy that its strategy wraps, else None."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -130,7 +130,7 @@ def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> Sca
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[MatchedRow]:
-    """Pair each baseline entry with the most similar current entry; add rows for unpaired ones."""
+    """Yield each baseline entry with the current entry most like it, then leftover current ones."""
     taken = {entry.key.configuration for entry in before}
     free = [entry for entry in after if entry.key.configuration not in taken]
     shown = []

@@ -109,7 +109,7 @@ def _speedup_ratio(
 
 
 def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
-    """Return the log ratio `value` with its error: the spread of samples and published nights."""
+    """Return log ratio `value` with its error, from samples and (if enough) published nights."""
     terms = [sample.term() for sample in samples]
     if len(nights) < MINIMUM_ALLOCATIONS:
         return difference(value, terms)
@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge a row by the ratio with the worst verdict; of several, by the largest shortfall.
+    """Judge a row by its worst ratio, ranked by verdict and, unless consistent, by shortfall.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

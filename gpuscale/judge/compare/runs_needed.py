@@ -42,7 +42,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     @cache
     def chance(further: int, means: Sequence[float] = _MEANS) -> float:
-        """Return the probability that `further` more runs settle the row."""
+        """Return the share of `means` (shifts of the mean) at which `further` runs settle a row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         apart = math.sqrt(pairing.after.variance_of_means * further / (made + further))
@@ -75,7 +75,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Advise how many more runs may settle a row (at least an even chance); None if too many."""
+    """Advise how many more runs probably settle a row; None if too many compared with `made`."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
@@ -85,7 +85,7 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
-    """State which source of spread would keep a row inconclusive even after many more runs."""
+    """State which source of spread in speedup or step time many more runs would not overcome."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:
@@ -95,7 +95,7 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
-    """State how many runs on each side would settle a row 4 times in 5, if a feasible number can.
+    """State how many runs per side would settle a row 4 times in 5, or that no feasible number can.
 
     Settling means the verdict `regressed` if the change `seen` so far suggests a loss, else `ok`.
     """
@@ -148,7 +148,7 @@ def required_runs(
 def _unknown(*, made: int, baseline_runs: int) -> Statement:
     """State that `made` runs are too few to predict how many more would settle a row.
 
-    The advised total is 2 * `made` or, if that is larger but at most 4 * `made`, `baseline_runs`.
+    The advised total is `baseline_runs` if between 2 * `made` and 4 * `made`, else 2 * `made`.
     """
     in_all = max(2 * made, baseline_runs if baseline_runs <= (1 + CREDIBLE) * made else 0)
     return Statement.of("unknown_further_runs", too_few=made, in_all=in_all)

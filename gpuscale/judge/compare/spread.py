@@ -100,7 +100,7 @@ class SideSample:
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """Return the judged value's variance due to the declared deviation between allocations."""
+        """Return the variance due to allocations, by `deviation_apart` if samples share none."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
@@ -138,7 +138,7 @@ def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:
-    """Return a statement on the largest source of a gain's variance: runs, nights or other rows.
+    """State what adds most to a gain's variance: runs, nights or shrinkage towards other rows.
 
     `gain` is computed as if the current side had `further_runs` more runs.
     """
@@ -228,7 +228,7 @@ def _gain_over_allocations(
 
 
 def _included(before: RunSample, now: RunSample, names: Iterable[str]) -> float:
-    """Return the run variance in a `before` allocation's mean, relative to that of a `now` run.
+    """Return (variance due to runs of a `before` allocation's mean) / (variance of a `now` run).
 
     Runs of both samples are assumed to have the same variance if that of `now` is unknown.
     """

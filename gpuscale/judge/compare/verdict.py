@@ -98,7 +98,7 @@ class Quantity:
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
     def tolerated_deviation(self, significance: float) -> float | None:
-        """Return the largest declared deviation between sessions at which a loss is significant."""
+        """Return the largest deviation between sessions at which a loss is significant, if any."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if self.gain.value >= 0 or not (declared and self.p_worse and p):
@@ -175,7 +175,7 @@ class Quantities:
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """Return a copy with new versions of the quantities in `tests`, given in that order."""
+        """Return a copy with step time and, if known, speedup replaced by `tests` in turn."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
@@ -255,7 +255,7 @@ def _slowdown(quantities: Quantities) -> Finding:
 
 
 def _doubt(quantity: Quantity) -> tuple[bool, bool, float]:
-    """Return a sort key of increasing doubt: `ok` first, then no clear loss, then likely losses."""
+    """Return a sort key, surest `ok` first: (not `ok`, likely worse, upper bound of the loss)."""
     bound = math.inf if quantity.loss_bound is None else quantity.loss_bound
     return not quantity.is_ok, quantity.moved_worse(NAMING_SIGNIFICANCE / 2), bound
 

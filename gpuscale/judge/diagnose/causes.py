@@ -147,7 +147,7 @@ def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def clocks_without_phases(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if GPU clocks fell enough to explain a slowdown whose phases are unknown."""
+    """Yield a cause if step phases are unknown and GPU clocks fell enough to explain a slowdown."""
     then, now = row.entry.baseline.step_time_s, row.entry.current.step_time_s
     # If only the scaling got worse, devices wait for others, and clocks fall as a consequence.
     of_time = row.entry.finding in SLOWDOWNS

@@ -106,7 +106,7 @@ def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
 
 
 def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
-    """Return a node's devices, each with its median seconds per FLOP in matrix multiplications."""
+    """Return (device or None for a whole node, median seconds per FLOP) of each matrix probe."""
     matrices = (probe for probe in node.probes if probe.name == MATRIX)
     return [(probe.device, 1 / statistics.median(probe.rates)) for probe in matrices]
 
@@ -175,7 +175,7 @@ def _shared_switch(
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return each pair's largest slowdown, of all message sizes and directions, over typical pairs.
+    """Return each pair's slowdown against typical pairs, at its worst message size and direction.
 
     The slowest third of the repetitions is ignored, since a busy node delays some. Of the rest,
     both the fastest and the slowest count, since a flapping link is fast at times.

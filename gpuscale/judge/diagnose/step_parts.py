@@ -117,11 +117,11 @@ def _without_hidden_communication(changes: dict[Part, PartChange]) -> dict[Part,
 
 
 def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, ...]:
-    """Return `before`; if one rank is now always slowest, leave it out of those steps' medians.
+    """Return `before`; its medians exclude a rank that is nearly always slowest in `after`.
 
     If chance decides which of two ranks is slower, the median (faster) rank of each run is faster
-    than either rank is on average. Once one of them is always slower, the other is always the
-    median, so computing would seem to take longer even if that rank did not become slower.
+    than either rank is on average. When one of them is always slower, the other is always the
+    median, so computing would seem to take longer even if the other did not become slower.
     """
     slowest = Counter(step.slowest.rank for step in after if len(step.ranks) > 1)
     ((last, count),) = slowest.most_common(1) or [(0, 0)]
@@ -133,7 +133,7 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase with 4/5 of the lost time, or None, and if an even slowdown is ruled out.
+    """Return (phase with 4/5 of the lost time or None, True if an even slowdown is ruled out).
 
     An even slowdown would prolong each phase in proportion to its duration, and all of them
     together by at least the lost time minus noise.

@@ -237,7 +237,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield a port's faults, judged by like ports of other nodes or, if none, of its own node."""
+    """Yield a port's faults, judged by similar ports of other nodes or, if none, its own node."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]
@@ -253,7 +253,7 @@ def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator
 def _lower_facts(
     ports: Sequence[Port], usual: Sequence[Port], typical: Callable[[list[Any]], Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each field that is lower in `ports` than typical of `usual`: name and both values."""
+    """Yield (field, minimum in `ports`, `typical` of `usual`) wherever the minimum is lower."""
     for fact in _FACTS:
         now, then = _known(ports, attrgetter(fact)), _known(usual, attrgetter(fact))
         if now and then and min(now) < typical(then):
