@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Number of nodes in the worst state (sick, unclear or healthy): `2 of 64 nodes; …`."""
+        """Counts of nodes in the worst state and of nodes not measured: `2 of 64 nodes; …`."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -202,7 +202,7 @@ _IN_ORDER = ("against the commit before it", "the rest of the commits")
 def trial_text(rows: Sequence[tuple[str, str, Estimate | None]]) -> str:
     """Describe a bisection trial, which compares each environment with the one before it.
 
-    A row holds a label such as `from` or `slower`, the environment's name, and its relative speed.
+    A row is a label (`slower`), a name, and the speed relative to the row before; None if unknown.
     """
     return "\n".join(
         f"   {answer:<10} {found_change_text(speed) if speed else '':<28} {words}"

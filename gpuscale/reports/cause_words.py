@@ -95,7 +95,7 @@ def _grown_s(cause: Cause) -> float:
 
 
 def _baseline(cause: Cause) -> str:
-    """Return `(baseline: 41 ms)`, and the time saved by shorter communication unless negligible."""
+    """Return `(baseline: 41 ms)`, and the time won back by shorter communication, unless tiny."""
     baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):

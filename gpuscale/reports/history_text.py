@@ -97,7 +97,7 @@ def _far_nights(history: History) -> set[int]:
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the slowest nodes, comparing each with adjacent nights on other nodes."""
+    """Return a table of the slowest nodes, with speeds against other nodes on adjacent nights."""
     unknown, rows = "too few nights to tell it from the machine", []
     for effect in history.nodes[:_MOST_NODES]:
         speed = phrases.change_text(effect.speed) if effect.speed else unknown
@@ -172,7 +172,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
-    """Return a table of the latest nightly results; headers omit the date `day` that all share."""
+    """Return a table of the latest nightly results; `day` is cut from the start of headers."""
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}

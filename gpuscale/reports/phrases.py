@@ -254,8 +254,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, return only the change. If the interval contains zero and extends over
-    more than a factor of two to one side of the change, return only `UNCERTAIN`.
+    Without an interval, return only the change. Return only `UNCERTAIN` if the interval contains
+    zero and a bound, as a factor (1 + bound), is over twice or under half that of the change.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

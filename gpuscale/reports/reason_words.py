@@ -328,7 +328,7 @@ def statement_text(statement: Statement, device: str = "") -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason and the reasons nested in `otherwise` facts; a reason's remedy precedes it."""
+    """Yield a reason's remedy, if any, and the reason; then the same for each `otherwise` in it."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -449,7 +449,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Describe a fact about a row: the reason for a metric's verdict, or the name of a quantity."""
+    """Describe the fact called `name`: why a metric got its verdict, or which quantity is meant."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

@@ -122,7 +122,7 @@ def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]
 
 
 def labelled_lines(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
-    """Yield labels and their texts, aligned; a command, labelled `run`, can be pasted."""
+    """Yield labels and texts, aligned and wrapped; a command (label `run`) can still be pasted."""
     width = max(len(label) for label, _ in pairs) + len(_GAP)
     for label, text in pairs:
         yield from _labelled(f"{label:<{width}}", text, columns)

@@ -78,7 +78,7 @@ class View:
 
 
 def view_of(comparison: Comparison, measured: Side) -> View:
-    """Create the view of a comparison, for a file or log; `measured` has the current runs."""
+    """Create a comparison's view, formatted for a file or log; `measured` has the current runs."""
     rows = rows_of(comparison.entries, measured)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     device = device_of(comparison.entries)
@@ -110,8 +110,8 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
     """Explain the verdicts, except on rows whose numbers need no explanation.
 
     Rows that differ only in their numbers share an explanation, which quotes the row with the most
-    devices. `advice` holds the next steps that the headline gives: explanations do not repeat them,
-    and the first explanation gives none if there are any.
+    devices. `advice` holds the headline's next steps, which explanations do not repeat. If there
+    are such steps, the first explanation gives no next step at all.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]

@@ -247,7 +247,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the lines of a gauge and, if known, of two gauges for the bounds of its interval."""
+    """Yield the lines of gauges for the values and for their low and high bounds, where known."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found

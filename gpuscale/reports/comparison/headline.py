@@ -173,7 +173,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the main cause, `computing +10 ms; all 3 rows`, or why it is unknown, or nothing."""
+    """Return the main cause, `computing +10 ms; all 3 rows`, or why it is unknown; may be empty."""
     if not (shared := sharing(rows)):
         return ""
     causes = [row.entry.causes[0] for row in shared]

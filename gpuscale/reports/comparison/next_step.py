@@ -38,7 +38,7 @@ class _Step(NamedTuple):
 def next_steps(
     comparison: Comparison, rows: Sequence[Row], measured: Side
 ) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) pairs; the label is `next`, `then` or `or`, and for a command `run`.
+    """Yield (label, text) pairs: advice labelled `next`, `then` or `or`, commands labelled `run`.
 
     The rows must be ranked, the worst first; `measured` is the side with the current runs.
     """
@@ -52,9 +52,9 @@ def next_steps(
 def measuring(
     started_as: str | None, options: str, dropped: Sequence[str] = (), *, otherwise: str = "pytest"
 ) -> str:
-    """Return the command that made results, with these options and without those `dropped`.
+    """Return the command `started_as` with `options` added and those in `dropped` removed.
 
-    If it is unknown, return `otherwise`, an ellipsis and the options; empty without options.
+    If `started_as` is None, return `otherwise … options`, or an empty text if `options` is empty.
     """
     words = shlex.split(started_as or "")
     words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
@@ -174,7 +174,7 @@ class _Adviser:
         return self._remedy([worst, *rows])
 
     def _some(self, wanted: Sequence[Row]) -> str:
-        """Refer to the rows as `it` (all undecided rows), by name (a single row) or `some rows`."""
+        """Return `it` for all undecided rows, the name of a single row, or else `some rows`."""
         if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
             return "it"
         return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
@@ -192,7 +192,7 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return `text` and the current runs' command with `options` added, `dropped` removed."""
+        """Return `text (note)` and the current runs' command, with `options`, without `dropped`."""
         line = measuring(self.measured.started_as, options, dropped, otherwise=self._program)
         notes = ["other options as before"] if line and not self.measured.started_as else []
         notes += ["in a job"] if line and self.comparison.after.jobs else []
@@ -200,7 +200,7 @@ class _Adviser:
         return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
     def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
-        """Return steps to measure both sides again, `wall_s` seconds each, and compare them."""
+        """Return steps to measure both sides again (`wall_s` seconds each) and compare them."""
         files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} each" if wall_s else ""
@@ -210,7 +210,7 @@ class _Adviser:
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Return advice to make `more` runs per row; the duration includes `then` later runs."""
+        """Advise `more` runs per row; the stated duration covers these and `then` later runs."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
@@ -314,7 +314,7 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 
 
 def _soon(row: Row) -> int:
-    """Return how many runs, present ones included, a row should have next; 0 if unknown."""
+    """Return how many runs a row needs in all, including those it has; 0 if unknown."""
     further = row.entry.further_runs
     return row.valid_runs + further if further else _asked(row, "in_all")
 
@@ -338,7 +338,7 @@ def _about(seconds: float) -> str:
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
-    """Return the most serious note's advice, if any; if all rows pass, only urgent notes count."""
+    """Return the most serious note's advice (if all rows pass, only an urgent note's), if any."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"

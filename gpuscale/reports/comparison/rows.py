@@ -227,7 +227,7 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 
 def loss_ruled_out(rows: Sequence[Row]) -> str:
-    """Say which loss the `ok` rows rule out; empty if unknown, or if all are ok (see headline)."""
+    """Say which loss the `ok` rows rule out; empty if that is unknown, or if every row is ok."""
     passed = [row for row in rows if row.entry.verdict is Verdict.OK]
     bounded = [row for row in passed if "bound" in row.entry.reason.facts]
     if not bounded or len(passed) == len(rows):
@@ -261,7 +261,7 @@ def cause_group_key(cause: Cause) -> object:
 
 
 def sharing(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the worst verdict that share the most frequent first cause.
+    """Of the rows with the worst verdict, return those with the most frequent first cause.
 
     Known causes take precedence over unknown ones; ties go to the cause that cost the most time.
     """

@@ -38,7 +38,7 @@ _TICK_PT, _CHARACTER_WIDTH = 6.5, 0.03
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
-    """Draw each row's nightly throughput, those with level changes first; None without rows."""
+    """Draw each row's nightly throughput, rows with level changes first; None without rows."""
     history = measurements.history
     if history is None or not history.rows:
         return None
@@ -74,7 +74,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
-    """Return the nights to label on the axis: `onsets` first, then others if there is room."""
+    """Return the indices of nights to label, in order; if room is short, `onsets` are preferred."""
     last = len(names) - 1
     lines = [line for name in names for line in _tick_label(name).splitlines()]
     least = max(1, _CHARACTER_WIDTH * max(map(len, lines)) * last)
@@ -181,7 +181,7 @@ def _rate(level: Scaling) -> Estimate:
 
 
 def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
-    """Yield each level's rate on every night, interpolated between the means at its two ends."""
+    """Yield each level's rates, keyed by night and interpolated between the means at its ends."""
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     is_new = row.changes and row.level_nights <= REMEMBERED
     befores = [*(change.before for change in row.changes), None if is_new else row.level]
@@ -202,7 +202,7 @@ def _moment(row: RowHistory, change: RowChange) -> float:
 def _draw_labels(axes: Axes, row: RowHistory, beyond: Mapping[int, str], count: int) -> None:
     """Draw a labelled line at each change of level, and label the nights outside the axis limits.
 
-    `beyond` maps these to their distance from the level (`+12 %`); `count` is that of all nights.
+    `beyond` maps such nights to their distance from the level (`+12 %`). `count` counts all nights.
     """
     # Of a metric whose smaller values are better, the drawn change is not that of performance.
     changes: dict[float, str] = {

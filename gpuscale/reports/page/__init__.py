@@ -146,7 +146,7 @@ def write_index(folder: Path) -> None:
 def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
     """Return when the nightly run in a folder began, and its row in the index.
 
-    Without results, the start is taken from the record or, failing that, from the folder's name.
+    Without results, the start is that in the night's record or, failing that, in the folder's name.
     """
     record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
     try:

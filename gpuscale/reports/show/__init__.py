@@ -138,7 +138,7 @@ def scaling_cells(
 ) -> list[dict[str, Cell]]:
     """Return the table of measured points, with the cells of each row keyed by header.
 
-    Intervals have 95 % confidence; a single run has none.
+    Intervals have 95 % confidence; a single run has none. `with_epoch` forces a column `epoch`.
     """
     headers = ["case", "GPUs", *([] if _shared_batch(points) else ["batch/GPU"]), "runs"]
     headers += level_columns(point.configuration for point in points)
