@@ -67,11 +67,11 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """Return the distance from `value` to its one-sided bound with this confidence (≥ 0.5).
+        """Return the distance from `value` to its one-sided bound; None if the error is unknown.
 
-        Each standard error is multiplied by its own quantile of Student's t, and the squares of the
-        products are added (Howe 1974). Welch-Satterthwaite would give too many degrees of freedom
-        if a few runs agree by chance, since a term with infinite df would then dominate.
+        `probability` (≥ 0.5) is the bound's confidence. Each part's standard error is multiplied by
+        its own quantile of Student's t, and the squares are added (Howe 1974). Welch-Satterthwaite
+        would give too many degrees of freedom if a few runs agree by chance.
         """
         if self.parts is None:
             return None
@@ -90,22 +90,22 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the one-sided p-value of the test for a true value below 0; None if unknown."""
+        """Return the p-value for the alternative of a true value below 0; None if unknown."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
         return tail if self.value < 0 else 1 - tail
 
     def p_above_zero(self) -> float | None:
-        """Return the one-sided p-value of the test for a true value above 0; None if unknown."""
+        """Return the p-value for the alternative of a true value above 0; None if unknown."""
         return (-self).p_below_zero()
 
     def detectable_loss(
         self, *, significance: float = SIGNIFICANCE, margin: float = 0.0
     ) -> float | None:
-        """Return the smallest relative loss detected with 95% probability; None if unknown.
+        """Return the smallest relative decrease detected with 95% probability; None if unknown.
 
-        Detected means a one-sided p-value below `significance` and a measured loss above `margin`.
+        Detected means a p-value below `significance` and a measured decrease above `margin`.
         """
         needed, power = self.half_width(1 - significance), self.half_width(_POWER)
         if needed is None or power is None:
@@ -165,13 +165,13 @@ def welch_term(terms: Iterable[Term]) -> Term:
 
 
 def difference(value: float, terms: Iterable[Term | None]) -> Difference:
-    """Return a `Difference` whose variance is the sum of `terms`; unknown if any term is None."""
+    """Return a `Difference` whose variance is the sum of `terms`, unknown if any term is None."""
     known = _all_known(terms)
     return Difference(value=value, parts=None if known is None else (welch_term(known),))
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a `Difference` with an error term per level (runs, nights); unknown if any is None."""
+    """Return a `Difference` with a term per level (runs, nights); error unknown if any is None."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log half width at the p-value for which `first` has this log t quantile."""
+    """Return the log half width for which the t quantile of `first` is exp(`log_quantile`)."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

@@ -106,12 +106,12 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """Most recent slowdown (`lost`); None once the present level has lasted over 15 nights."""
+        """`lost`, the latest slowdown; None if the present level has lasted for over 15 nights."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
     def nights_missing(self) -> int:
-        """Further nights needed to detect an outlier; detecting a new level takes one more."""
+        """Number of nights still needed to detect an outlier; a new level takes one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
@@ -148,7 +148,7 @@ class History:
     def recent_change(self) -> tuple[int, tuple[EnvironmentChange, ...]]:
         """Index of the night of the latest environment change that still holds, and what changed.
 
-        Only the last four nights are searched; any effect of an older change shows as a new level.
+        If there is none in the last four nights, return the index of the last night and ().
         """
         last = len(self.nights) - 1
         for night in range(last, max(0, last - FEWEST_NIGHTS), -1):
@@ -249,9 +249,9 @@ def _row(point: PointKey, nights: Sequence[Night], as_measured: Sequence[Night])
 def nights_before(
     night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Return the nights to compare `night` with: up to 15 earlier ones on the row's last level.
+    """Return the indices of the nights with which to compare `night`: at most the 15 before it.
 
-    All are indices into `nights`. The latest are omitted if they may be slower than that level.
+    Omit nights before the row's last step, and the latest if probably slower than the rest.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -266,7 +266,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine the slowdown `last` with those just before it, back to an environment change."""
+    """Combine `found[last]`, a slowdown, with those just before it in the same environment."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):

@@ -106,8 +106,8 @@ def moderated_samples(
     """Return the moderated samples by row, first of the baseline, then of the current results.
 
     Each variance is shrunk towards a prior: the variance of all other samples or, if larger, of the
-    same row on the other side. If a row's own runs rule out so wide a prior, only the row's
-    baseline and current samples moderate each other.
+    row's sample on the other side. If a row's own runs show that the other rows vary more than it
+    does, only the row's sample on the other side is used.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]

@@ -39,7 +39,7 @@ def t_probability(quantile: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """Return the quantile of Student's t distribution for a probability, limited to ±1e140."""
+    """Return the quantile, limited to ±1e140, of Student's t distribution for a probability."""
     if df >= _NORMAL_DF:
         return normal_quantile(probability)
     if probability == 0.5:

@@ -229,7 +229,7 @@ def _published_point(
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note if users' commands do the training, as it is not verified; otherwise None."""
+    """Return a note that training by users' commands is not verified; None without commands."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 

@@ -1,9 +1,9 @@
 """Distinguish real changes of level in a nightly series of log values from scatter.
 
 A change is reported if one of these holds: the last two nights are off the level and agree, or are
-both far off it; the last three are off it on the same side; at least three differ from the nights
-before them in a t test; or, for a slow drift, the median of the latest week is far from the best or
-worst week since the last change. Simulated error rates are in docs/evidence/rates.md.
+both far off it; the last three are off it on the same side; the last three or more differ in a t
+test from those before them; or, for a slow drift, the median of the latest week is far from that of
+the best or worst week since the last change. Simulated error rates are in docs/evidence/rates.md.
 """
 
 import itertools
@@ -183,7 +183,7 @@ def _all_beyond(departures: Sequence[float], limit: float) -> bool:
 
 
 def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Find a step by a t test between two successive groups of nights up to `tonight`."""
+    """Return the step that a t test finds between the latest nights and those before; else None."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
     if not (splits := [*_splits(level, _FEWEST_LASTING, _SMALLEST_STEP, _LASTING_CONFIDENCE)]):
@@ -228,7 +228,7 @@ def _splits(
 def _drift(
     values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
 ) -> LevelChange | None:
-    """Return the drift from the best or worst of the `earlier` weeks to `week`, if there is one."""
+    """Return the drift of weekly medians from the best or worst of `earlier` to `week`, if any."""
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))
@@ -239,7 +239,7 @@ def _drift(
 
 
 def unrecovered_loss(found: Sequence[LevelChange], tonight: float) -> int | None:
-    """Return the last slowdown's index in `found`; None if there is none or half is recovered."""
+    """Return the last slowdown's index in `found` if over half of it remains tonight, else None."""
     last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
     if last is None:
         return None

@@ -150,9 +150,9 @@ def _described(shape: _Shape, count: int) -> str:
 
 
 def longer_run_s(runs: Sequence[Run]) -> int:
-    """Return the `--run-seconds` with which a row's runs may vary less; 0 if none would help.
+    """Return the `--run-seconds` with which runs may vary less; 0 if longer runs are no help.
 
-    Longer runs help if a run's halves vary as much as whole runs do. Users' commands are ignored.
+    They help if the halves of a run differ as much as runs do. Runs of users' commands are skipped.
     """
     timed = [run for run in runs if run.is_valid and run.windows and not run.configuration.command]
     logs = [[math.log(window.time_s) for window in run.windows] for run in timed]

@@ -52,7 +52,7 @@ class ToleranceOverride(record.Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Case, strategy, GPU count and metric, highest precedence first; None if not set."""
+        """Case, strategy, GPU count and metric, highest precedence first; each None if not set."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
@@ -94,7 +94,7 @@ class Tolerances(record.Record, frozen=True, kw_only=True, omit_defaults=False):
         return Limits(**{name: self._overridden(key, metric, name, own) for name, own in limits})
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
-        """Return the fraction by which a metric may fall short of its published value."""
+        """Return the fraction by which a metric on `nodes` nodes may be worse than published."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, metric, "margin", default)
 
@@ -212,7 +212,7 @@ class PublishedFigure(record.Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Return seconds per step, or the metric's cost (lower is better); None if unknown."""
+        """Return the metric's cost, or seconds per step if a throughput is published; else None."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

@@ -67,7 +67,7 @@ class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
-    """A network port that is down or slower than usual, or whose counter grows more than usual."""
+    """A network port that is down or slow, or has a counter that grows more than usual."""
 
     host: str
     port: str

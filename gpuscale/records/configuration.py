@@ -84,7 +84,7 @@ class EntryKey(NamedTuple):
         return f"{self.name} on {counted(self.gpus, device_word(device))}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
-        """True if `cases` is None or has the row's case (`mnist_cnn`) or name (`mnist_cnn/ddp`)."""
+        """True if `cases` is None or lists the case (`mnist_cnn`) or the name (`mnist_cnn/ddp`)."""
         return cases is None or self.case in cases or self.name in cases
 
 

@@ -112,7 +112,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host name and GPU from both `gpus` and `nodes`, so a GPU may occur twice."""
+        """Pairs of host name (or None) and GPU from `gpus` and `nodes`; a GPU may occur twice."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -154,7 +154,7 @@ class Environment(Record, frozen=True, kw_only=True):
         """Return a run's CUDA devices in order of local rank, the same on all nodes; empty on CPU.
 
         Successive runs use successive blocks of devices, so that 1-GPU runs do not all use GPU 0.
-        Blocks overlap only if they must, as GPUs 1 and 2 may be linked differently from 0 and 1.
+        Blocks overlap only if they must: the link of GPUs 1 and 2 may differ from that of 0 and 1.
         """
         count = self.gpus_per_node
         if self.device == "cpu" or not count:
@@ -183,7 +183,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 def without_software(reason: str | None = None) -> Environment:
-    """Return an environment whose software is unknown for the given reason."""
+    """Return an environment whose software is unknown; `reason` says why, if that is known."""
     return Environment(device=UNRECORDED, packages_absent=reason)
 
 

@@ -40,7 +40,7 @@ class EnvironmentField:
 def _of_gpus(
     name: str, words: str, unit: str = "", *, in_session: bool = False
 ) -> EnvironmentField:
-    """Return a field whose value lists the distinct values of a GPU property: `250, 300 W`."""
+    """Return a field that lists the distinct values of all GPUs' property `name`: `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -129,7 +129,7 @@ def script_changes(before: _Environments, after: _Environments) -> Iterator[Envi
 
 
 def package_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each package with a new version in `after`, most important first."""
+    """Yield a change for each package with a new version in `after`, sorted by `stack_rank`."""
     known = [[one.packages for one in side if one.packages] for side in (before, after)]
     names = {name for side in known for packages in side for name in packages}
     for name in sorted(names, key=lambda name: (stack_rank(name), name)):
@@ -138,7 +138,7 @@ def package_changes(before: _Environments, after: _Environments) -> Iterator[Env
 
 
 def stack_rank(name: str) -> int:
-    """Return the importance rank of a field, library or package; 0 is the most important."""
+    """Return the rank of a field, library or package by importance for training; 0 is highest."""
     name = _WORDS.get(name) or name
     return next((rank for rank, part in enumerate(_STACK) if part.search(name)), len(_STACK))
 
@@ -157,9 +157,9 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes that may explain a slowdown, ignoring new hosts and packages.
+    """Return the changes to new values (not in `before`) that may explain a slowdown.
 
-    Ignore unknown values and values also in `before`; return () if `before` or `after` is empty.
+    Ignore hosts, packages and unknown values; return () if `before` or `after` is empty.
     """
     if not before or not after:
         return ()
@@ -237,7 +237,7 @@ def environment_text(change: EnvironmentChange) -> str:
 
 
 def listed(values: Sequence[str], most: int = _MOST_NAMED, separator: str = ", ") -> str:
-    """Return the first values and the number of further values: `node1, node2 and 3 more`."""
+    """Return the first `most` values and the number of the rest: `node1, node2 and 3 more`."""
     more = len(values) - most
     shown = separator.join(values[:most])
     return f"{shown} and {more} more" if more > 0 else shown
@@ -253,7 +253,7 @@ def new_values(
 
 
 def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
-    """Yield a change for each host whose GPUs are known in `before`, with other GPUs in `after`."""
+    """Yield a change per host with new GPUs in `after`; skip hosts without GPUs in `before`."""
     uuids = by_key((each.host, gpu.uuid) for each in before for gpu in each.gpus if gpu.uuid)
     for environment in after:
         known = uuids.get(environment.host, [])

@@ -35,8 +35,8 @@ class Phases(record.Record, frozen=True, kw_only=True):
 
     Phases are contiguous and add up to the total time. On CUDA, a phase is the time between events
     on the stream; if the device waits for the host, the wait belongs to the phase that caused it.
-    `backward_s` includes the exposed communication of synchronised steps, which events cannot
-    separate.
+    `backward_s` includes the exposed communication of synchronised steps, since events cannot
+    separate it from computing.
     """
 
     data_s: record.Duration

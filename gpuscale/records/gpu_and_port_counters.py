@@ -206,7 +206,7 @@ _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
 
 
 def fold(name: str, numbers: Iterable[float | None]) -> float | None:
-    """Reduce values of one counter to a single value, such as the mean; None if all are unknown."""
+    """Reduce values of counter `name` to one, as `Field.reduce` says; None if all are unknown."""
     known = [number for number in numbers if number is not None]
     return _FOLDS[NUMBERS[name].reduce](known) if known else None
 

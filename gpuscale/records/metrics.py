@@ -92,7 +92,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def validate_measured(measured: Mapping[str, float], own: OpenMetric | None) -> None:
-    """Raise a FieldError for unknown metrics or invalid values; `own` is the case's own metric."""
+    """Raise a FieldError for unknown metrics or bad values; `own` is the case's metric, if any."""
     for name, value in measured.items():
         if own is not None and name == own.name:
             if not 0 < value <= _LARGEST:

@@ -203,7 +203,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Return the median seconds per step, if possible without waits for the other ranks."""
+        """Return the median step time of windows without waits for other ranks; if none, of all."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         own_s = statistics.median(window.own_s for window in alone or self.windows)
         return own_s / self.steps_per_window

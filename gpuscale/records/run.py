@@ -169,7 +169,7 @@ class Results(Header, frozen=True, kw_only=True):
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
 
     def allocation_of(self, run: Run) -> str:
-        """Return the job that executed a run; a resumed file may have runs of several jobs."""
+        """Return the identifier of a run's job; a resumed file may have runs of several jobs."""
         return run.allocation or self.allocation
 
 
@@ -241,7 +241,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if ranks lack busy times, or differ in parameters that must be equal."""
+    """Raise a FieldError if ranks lack busy times, or hold model parameters that wrongly differ."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

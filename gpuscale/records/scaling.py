@@ -33,7 +33,7 @@ class Estimate:
         return self.mapped(lambda value: value * factor)
 
     def inverse(self, numerator: float) -> "Estimate":
-        """Return `numerator` divided by the estimate and its bounds, which must be positive."""
+        """Return `numerator` divided by this estimate, whose value and bounds must be positive."""
         inverted = self.mapped(lambda value: numerator / value)
         return replace(inverted, low=inverted.high, high=inverted.low)
 
