@@ -59,7 +59,7 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command given by the arguments, and return the exit code for the process."""
+    """Run the command in `arguments` (None: `sys.argv[1:]`); return the process's exit code."""
     if sys.stdout is None or sys.stderr is None:
         # The streams were closed before the start, so the verdict would be lost.
         if sys.stderr is not None:

@@ -112,7 +112,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _to_strengthen(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
 ) -> list[tuple[str, str]]:
-    """Return steps to a baseline that detects slowdowns `excess` times smaller than this one."""
+    """Return steps (label, text) to a baseline that detects `excess` times smaller slowdowns."""
     most = max(map(len, entries_of(baseline.runs).values()))
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.
@@ -133,7 +133,7 @@ def _to_strengthen(
 
 
 def _to_extend(path: Path, baseline: Baseline, started_as: str | None) -> Iterator[tuple[str, str]]:
-    """Yield steps to a baseline with enough sessions to show how much they differ."""
+    """Yield steps (label, text) to add sessions to a baseline; none if it has enough of them."""
     lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
     if lacking > 0:
         others = counted(lacking, "other time")

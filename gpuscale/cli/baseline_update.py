@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe the smallest detectable slowdowns; unless `weak`, raise UsageError if too large."""
+    """Describe both baselines' smallest detectable slowdowns; raise if too large, unless `weak`."""
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
@@ -273,7 +273,7 @@ def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) 
 
 
 def validate_strength(losses: Iterable[SmallestLoss], remedy: Sequence[tuple[str, str]]) -> None:
-    """Raise UsageError with the remedy's steps if an entry finds only large losses."""
+    """Raise UsageError with `remedy` if any entry's smallest detectable slowdown is too large."""
     if large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]:
         found = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
         steps = labelled_lines(remedy, PLAIN_COLUMNS)

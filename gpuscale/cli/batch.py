@@ -98,7 +98,7 @@ def _plan(
 def largest_batch(does_fit: Callable[[int, int], bool], *, first: int, unit: int, most: int) -> int:
     """Return the largest multiple of `unit` up to `most` that fits into memory; 0 if none fits.
 
-    `does_fit` takes a batch to try and the largest that has fitted so far; start near `first`.
+    `does_fit` takes a batch and the largest that has fitted so far; the search begins near `first`.
     """
     fitted, too_large = 0, most // unit + 1
     number = min(_power_of_two(max(1, first // unit)), too_large - 1)

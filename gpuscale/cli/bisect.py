@@ -207,7 +207,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse the words from GOOD on; return sides, test or command, and whether it is a command."""
+    """Parse words from GOOD on; return the sides, the test or command, and True for a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 def sessions_in(
     paths: Sequence[Path], source: ImportedTool, defaults: Defaults, *, alone: bool
 ) -> Iterator[tuple[Path, list[Session]]]:
-    """Yield files with their sessions; skip an unreadable file, or raise if it is the only one."""
+    """Yield files with their sessions; if a file is unreadable, skip it or, if `alone`, raise."""
     for path in paths:
         try:
             sessions = sessions_of(path, source, defaults)

@@ -96,5 +96,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_shipped(path: Path) -> bool:
-    """True for all files except baselines with measured runs, which users measure themselves."""
+    """True if `gpuscale init` copies the file: all files but baselines that have measured runs."""
     return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)

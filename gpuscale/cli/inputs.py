@@ -53,7 +53,7 @@ def results_path(text: str) -> Path:
 
 
 def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
-    """Read results files; drop duplicates of runs, and excluded nights unless all are excluded."""
+    """Read results (or baselines); drop duplicate runs, and excluded nights if others remain."""
     read: list[Results] = []
     for path in paths:
         content = read_any(path) if or_baselines else read_results(path)

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(remarks: set[str], *arguments: str) -> tuple[int, str]:
-    """Run a gpuscale command in this process; print its output, except lines in `remarks`."""
+    """Run gpuscale; print its output, except lines in `remarks`; return exit code and output."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:

@@ -148,7 +148,7 @@ def job_s(measured: Measured, runs: int) -> float:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print the announcement; unless `yes`, ask the user; raise UsageError if not on a terminal."""
+    """Print the announcement; True if `yes` or the user agrees; UsageError if unable to ask."""
     say(announcement)
     if yes:
         return True

@@ -71,7 +71,7 @@ class NoRun:
 def parametrize(
     metafunc: pytest.Metafunc, options: MeasureOptions, is_possible: Callable[[ItemPlan], bool]
 ) -> None:
-    """Parametrise a test with its planned runs; an unmeasurable row gets one, which is skipped."""
+    """Parametrise a test with its planned runs; an unmeasurable row gets one run, to be skipped."""
     case = _case_of(metafunc.definition)
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)

@@ -12,7 +12,7 @@ from gpuscale.base.text import no_such, parse_count
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse and sort counts such as `1,2,4`; raise ArgumentTypeError if any is bad or repeated."""
+    """Parse and sort counts such as `1,2,4`; raise ArgumentTypeError for bad ones or duplicates."""
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")

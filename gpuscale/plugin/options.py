@@ -45,7 +45,7 @@ def _cpu_binding(text: str) -> str:
 
 
 def _strategies(text: str) -> tuple[str, ...]:
-    """Parse a list of strategies such as `dp,ddp`, and drop repeated names."""
+    """Parse a list of strategies such as `dp,ddp`, and drop duplicates."""
     return tuple(dict.fromkeys(one_of(*STRATEGIES)(part.strip()) for part in text.split(",")))
 
 

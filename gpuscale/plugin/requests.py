@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise GpuscaleError for duplicate case names, unknown sizes or faults in absent ranks."""
+    """Raise an error for duplicate case names, an unknown size, or faults in ranks no run has."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:

@@ -185,10 +185,10 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that shows that further runs of this row would fail; None if none does.
 
-    Two successive timeouts in the row are enough. So are two runs that raised an exception or
-    printed no steps, if no run in the row is valid, or no run of its case and strategy on any
-    number of GPUs. In the row, one run that printed no steps is enough, since output hardly
-    changes. Runs that ran out of memory or whose ranks were killed do not count.
+    Any of these is enough: the row's last two runs timed out at the same batch size; the row has no
+    valid run, and its last two timed out, any two raised an exception, or any printed no steps; its
+    case and strategy have no valid run on any number of GPUs, and two of their runs raised an
+    exception or printed no steps. Other failures, such as lack of memory, do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:

@@ -120,7 +120,7 @@ def summary_lines(
 def verdict_lines(
     rule: DecidedVerdict, results: Results, files: tuple[Path, Path], colour: bool, exit_code: int
 ) -> Iterator[str]:
-    """Yield the lines that state the verdict against the baseline and the session's exit code."""
+    """Yield lines with the verdict and the exit code; `files` are those of baseline and results."""
     judged = rule.verdict_after(results)
     comparison = diagnose(judged.sides, judged.comparison)
     comparison = with_environment_changes(comparison, judged.sides)

@@ -44,7 +44,7 @@ class NcclTests:
         """Name of the current collective; empty if unknown, since older versions omit it."""
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return a line's bus bandwidths, by collective and message size, or the final average."""
+        """Return a line's bus bandwidths, as numbers or text, by metric name; empty if none."""
         if average := _AVERAGE.search(line):
             return {"busbw_gb_s": average[1]}
         if header := _COLLECTIVE.search(line):
@@ -125,7 +125,7 @@ def metrics_of(
 ) -> tuple[OpenMetric, ...]:
     """Return the metrics that `figure`, a regular expression or benchmark name, finds in output.
 
-    Raise a CaseError for an invalid `figure`, an unknown better direction or an unused argument.
+    Raise a CaseError if an argument is wrong or nothing says whether more or less is better.
     """
 
     def refused(problem: object) -> CaseError:

@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     upper: float | None
 
     def tolerance(self, metric: OpenMetric) -> float | None:
-        """Return the relative loss of speed that the limits allow; None if there is no limit."""
+        """Return the relative loss of speed that the limits allow; None if they allow any loss."""
         if metric.more_is_better:
             return None if self.lower is None else -self.lower
         return None if self.upper is None else 1 - 1 / (1 + self.upper)
@@ -113,7 +113,7 @@ def moment_s(text: str) -> float | None:
 
 
 def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
-    """Add new metrics to `more_is_better`; raise UsageError if the better direction is unknown."""
+    """Add new metrics to `more_is_better`; UsageError if unknown whether more or less is better."""
     unknown: dict[str, RecordedValue] = {}
     for value in values:
         metric = metric_from_name(value.metric, value.unit, more_is_better=value.more_is_better)
@@ -132,7 +132,7 @@ def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedVal
 
 
 def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenMetric:
-    """Return the metric of an imported value; `more_is_better` must have the metric's name."""
+    """Return the metric of an imported value; its name must be a key of `more_is_better`."""
     metric = metric_from_name(value.metric, value.unit, more_is_better=more_is_better[value.metric])
     assert metric is not None
     return metric
@@ -141,7 +141,7 @@ def metric_of(value: RecordedValue, more_is_better: Mapping[str, bool]) -> OpenM
 def published(
     value: RecordedValue, more_is_better: Mapping[str, bool]
 ) -> tuple[PublishedFigure, ToleranceOverride | None]:
-    """Return a value's baseline figure, and a tolerance override (None if there is no limit)."""
+    """Return a value's baseline figure, and the figure's own tolerance (None if it has none)."""
     assert value.published is not None, "not all values are published"
     if isinstance(value.published, PublishedFigure):
         return value.published, None

@@ -99,7 +99,7 @@ class Problems:
 def rows_in(
     text: str, asked: Mapping[str, str], problems: Problems
 ) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return the valid columns and the rows of the table in a Markdown or CSV text."""
+    """Return valid columns and the rows of a table in `text`; `asked` maps headers to meanings."""
     lines = text.removeprefix("\ufeff").splitlines()
     table, *others = [*_markdown(lines)] or [[*_csv(lines, problems)]]
     (problems.head, head), *rows = table or [(1, ())]
@@ -167,7 +167,7 @@ def parse_header(header: str) -> TableColumn | None:
 def _columns_of(
     headers: Sequence[str], asked: Mapping[str, str], problems: Problems
 ) -> dict[int, TableColumn]:
-    """Return the column of each valid header, by position; add a problem for every other header."""
+    """Return the columns of valid headers, by position; add a problem for each invalid one."""
     columns: dict[int, TableColumn] = {}
     first: dict[str, str] = {}
     wanted = {header.casefold(): meaning for header, meaning in asked.items()}
