@@ -30,7 +30,7 @@ _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEffect:
-    """Speed of one node, from nights with the node and neighbouring nights without it."""
+    """Relative speed of a node: nights with it compared with neighbouring nights without it."""
 
     node: str
     nights: tuple[int, ...]

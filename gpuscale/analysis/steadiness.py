@@ -133,7 +133,7 @@ def _levels(
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
-    """Return the given windows' median and the sum of their absolute deviations from it."""
+    """Return the median of `logs` at these window indices, and the sum of deviations from it."""
     own = [logs[i] for i in windows]
     median = statistics.median(own)
     return median, math.fsum(abs(log - median) for log in own)

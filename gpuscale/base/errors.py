@@ -127,5 +127,5 @@ class SchedulerError(GpuscaleError):
 
 def as_place(file: str, line: int | None) -> str:
     """Format a file and line as `test_mine.py:12`; paths in the current folder become relative."""
-    path, here = Path(file), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+    shown = Path(file).relative_to(Path.cwd()) if Path(file).is_relative_to(Path.cwd()) else file
+    return f"{shown}" if line is None else f"{shown}:{line}"

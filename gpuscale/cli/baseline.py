@@ -112,7 +112,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _to_strengthen(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
 ) -> list[tuple[str, str]]:
-    """Return steps (label, text) to a baseline that detects `excess` times smaller slowdowns."""
+    """Return (label, text) advice on how to detect slowdowns `excess` times smaller than now."""
     most = max(map(len, entries_of(baseline.runs).values()))
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.
@@ -133,7 +133,7 @@ def _to_strengthen(
 
 
 def _to_extend(path: Path, baseline: Baseline, started_as: str | None) -> Iterator[tuple[str, str]]:
-    """Yield steps (label, text) to add sessions to a baseline; none if it has enough of them."""
+    """Yield (label, text) advice on adding sessions to a baseline; nothing if it has enough."""
     lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
     if lacking > 0:
         others = counted(lacking, "other time")

@@ -239,7 +239,7 @@ Reason = Literal["noise", "trials", "time", "cannot be tried", "not explained"]
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search for what made training slower; a speed of −0.12 means 12 % slower."""
+    """Result of a search for what made training slower; a change of −0.12 means 12 % slower."""
 
     finding: BisectionFinding
     loss: Estimate | None
