@@ -251,7 +251,7 @@ def nights_before(
 ) -> tuple[int, ...]:
     """Return the indices of the nights with which to compare `night`: at most the 15 before it.
 
-    Omit nights before the row's last step, and the latest if probably slower than the rest.
+    Omit nights before the row's last change of level, and the last ones if probably slower.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)

@@ -113,7 +113,7 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:
-    """Return each run's point key; a run of unknown batch gets the key of its row's other runs."""
+    """Return each run's key; if its batch size is unknown, the key of the other runs of its row."""
     keys = [PointKey.of(run) for run in runs]
     known = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
     return [known.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]

@@ -45,7 +45,7 @@ class Rank(NamedTuple):
 
     @property
     def computing_s(self) -> float:
-        """Time the rank computes, in seconds per step: its pace minus its wait for data."""
+        """Computing time in seconds per step: the rank's own step time minus its wait for data."""
         return self.pace_s - self.data_s
 
     @property

@@ -169,7 +169,7 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
 
 
 def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
-    """Return the baseline entry's mean log step time by allocation, without outlying runs."""
+    """Map a baseline entry's allocations to mean log step times; see `usual_logs` for the runs."""
     return {name: statistics.fmean(logs) for name, logs in usual_logs(before, after).items()}
 
 

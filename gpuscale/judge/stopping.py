@@ -266,7 +266,7 @@ def _has_moved(entry: EntryVerdict) -> bool:
 
 
 def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
-    """True if the row passed, but got more runs later as the 1-GPU reference of other rows."""
+    """True if runs followed the row's pass, since it is the 1-GPU reference of other rows."""
     made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
     return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
 

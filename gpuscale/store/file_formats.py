@@ -26,7 +26,7 @@ _PACKAGES = re.compile(r'"packages": \{[^{}]*\}')
 
 
 def encode_header(results: Results) -> str:
-    """Encode the header line of a results file (no line break); raise DecodeError if invalid."""
+    """Encode a results file's header line; raise DecodeError if it could not be read again."""
     head = msgspec.structs.replace(results, runs=(), folder="")
     return _with_envelope(to_json(head), RESULTS_FORMAT)
 

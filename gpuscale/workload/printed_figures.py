@@ -123,9 +123,9 @@ def new_parser(figure: str) -> FigureParser:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics that `figure`, a regular expression or benchmark name, finds in output.
+    """Return the metrics to read from output by `figure`: a regex or a known benchmark's name.
 
-    Raise a CaseError if an argument is wrong or nothing says whether more or less is better.
+    Raise a CaseError for an invalid argument, or if it is unknown whether higher is better.
     """
 
     def refused(problem: object) -> CaseError:

@@ -143,7 +143,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield where to split `changes`, middle first; inside a group only if it is alone."""
+        """Yield indices to split `changes` at, middle first; within a group only if it is all."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]

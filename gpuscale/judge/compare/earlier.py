@@ -99,8 +99,8 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     """Map each row to the recent nights to compare it with, as indices into `before.nights`.
 
-    A change that a row shares with its 1-GPU reference may be detected in only one of them so far.
-    Both then get the nights before the change, so that efficiency is computed from the same nights.
+    Nights before a row's last change of level are left out. If only one of a row and its 1-GPU
+    reference seems to have changed, both keep the older nights: efficiency needs the same nights.
     """
     nights = before.nights
     chosen = {

@@ -173,7 +173,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
-    """Return a note's facts: the outlying allocations and the row furthest off; empty if none."""
+    """Return a note's facts: all outlying allocations, and the row in which one deviates most."""
     far = [
         (abs(apart), apart, name, entry.point.key)
         for entry, apart_by_name in found

@@ -66,7 +66,7 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest number of hosts used by any run of the results."""
+        """Largest number of hosts used by a run of the current results, not of the baseline."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:

@@ -133,10 +133,10 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return (phase with 4/5 of the lost time or None, True if an even slowdown is ruled out).
+    """Return the phase that lost most of the time, and whether an even slowdown is ruled out.
 
-    An even slowdown would prolong each phase in proportion to its duration, and all of them
-    together by at least the lost time minus noise.
+    The phase is None if it lost less than 4/5 of the time. An even slowdown would prolong each
+    phase in proportion to its duration.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])

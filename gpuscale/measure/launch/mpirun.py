@@ -79,7 +79,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables of an outer MPI launcher or of LSF's placement, else True."""
+        """Return True to pass a variable to ranks, unless an outer MPI launcher or LSF set it."""
         # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
         if variable == "LSB_AFFINITY_HOSTFILE":
             return False

@@ -176,7 +176,7 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for variables that srun would take as its own options, else True."""
+        """Return True to pass a variable to ranks, unless srun would take it as its own option."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
 
 

@@ -113,7 +113,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
     devices. `advice` holds the headline's next steps, which explanations do not repeat. If there
     are such steps, the first explanation gives no next step at all.
     """
-    alike = by_key((_row_group_key(row), row) for row in rows if _is_explained(row))
+    alike = by_key((_row_group_key(row), row) for row in rows if _needs_explanation(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
     unknown = [cause_words.statement(row.entry.causes[0]) for row in unexplained]
     said = {*advice}
@@ -133,7 +133,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
         yield Explanation(subject, reason, metrics, tuple(causes), tuple(group))
 
 
-def _is_explained(row: Row) -> bool:
+def _needs_explanation(row: Row) -> bool:
     """True if a row needs an explanation beyond its numbers in the table."""
     entry = row.entry
     if entry.verdict is Verdict.OK and not row.lost_metrics:
