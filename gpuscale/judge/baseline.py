@@ -91,7 +91,7 @@ class Proposal:
 
     @property
     def remark(self) -> str:
-        """Note or warning shown to the user before the proposal is accepted; may be empty."""
+        """Remark to the user if the entry is new, shrinks or cannot be changed; otherwise empty."""
         if self.obstacle:
             return f"cannot be accepted, it {self.obstacle}"
         if not self.old:

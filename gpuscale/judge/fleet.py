@@ -1,7 +1,7 @@
 """Find sick nodes in a fleet whose healthy nodes and GPUs also differ persistently.
 
 Log step times are corrected for the drift of the cluster. Each GPU is compared with all GPUs of its
-kind, and each node (all its GPUs together) with the other nodes. How far off a healthy one may be
+kind, and each node (all its GPUs together) with the other nodes. How far a healthy one may deviate
 depends on the number of nodes and on a robust estimate of the spread between them. More jobs are
 run while the verdict is open (error rates: docs/evidence/rates.md).
 """
@@ -67,7 +67,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the distribution from each row's first job, as only suspect nodes get more."""
+        """Estimate the distribution from each row's first job; only suspect nodes get more jobs."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -140,10 +140,10 @@ def judge(
 
 
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
-    """Return a node's worst finding: by state, then by slowdown relative to the limit.
+    """Return a node's worst finding.
 
-    Among findings in the worst state, those that need another job come first. Then findings on
-    single GPUs come before those on the whole node, if they concern fewer than half of its rows.
+    Criteria, in this order: state; need of another job; single GPUs before the whole node, if the
+    former concern under half of the node's rows; slowdown relative to the limit.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]
@@ -197,7 +197,7 @@ def _verdict(
     """Judge a node's row against the fleet or its own past; `before` is its past level, if known.
 
     A node is sick only if all jobs together show a slowdown that the jobs after the first confirm.
-    The slowdown is estimated from these later jobs, as the first was selected for being slow.
+    The slowdown is estimated from these later jobs, because the first was selected for being slow.
     """
     node, row = key
     later = jobs[1:] or jobs

@@ -1,4 +1,4 @@
-"""The two sides of a comparison (baseline and results): runs by entry, origins, and outliers."""
+"""The two sides of a comparison (baseline and results), with their runs, origins and outliers."""
 
 import math
 import statistics
@@ -144,10 +144,10 @@ class Sides:
 
 
 def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
-    """Find outlying baseline runs; return each one's log step time minus the median.
+    """Return outlying baseline runs, with their log step time minus their allocation's median.
 
     Keys are (allocation, index of the run in it). A baseline run is not outlying if a run in
-    `after` is nearer to it than to the median, since the machine still produces such times.
+    `after` is nearer to it than to the median, because the machine still produces such times.
     """
     tonight = [] if after is None else [log for logs in after.logs.values() for log in logs]
     found = {}
@@ -169,7 +169,7 @@ def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, 
 
 
 def usual_means(before: Entry, after: Entry | None) -> dict[str, float]:
-    """Map a baseline entry's allocations to mean log step times; see `usual_logs` for the runs."""
+    """Map a baseline entry's allocations to their mean log step times, without outlying runs."""
     return {name: statistics.fmean(logs) for name, logs in usual_logs(before, after).items()}
 
 

@@ -193,7 +193,7 @@ class _Session:
         self._references = references_of(self._valid)
 
     def assess(self, after: int, until: float) -> list[Judgement]:
-        """Judge each row by its valid runs `after` + 1 to `until`, and the failed runs among them.
+        """Judge each row by its valid runs `after` + 1 to `until` and the failed runs between them.
 
         Runs on numbers of GPUs that the session does not measure are always included. So are runs
         on 1 GPU (the reference for speedups) if there are at most `after` valid ones.
@@ -266,7 +266,7 @@ def _has_moved(entry: EntryVerdict) -> bool:
 
 
 def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
-    """True if runs followed the row's pass, since it is the 1-GPU reference of other rows."""
+    """True if a row that passed got more runs, because it is the 1-GPU reference of other rows."""
     made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
     return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
 

@@ -178,7 +178,7 @@ class TrainingCase(Case):
         )
 
     def named_size(self, name: str | None) -> Size:
-        """Return the named size, or the case's only size; raise a CaseError for an unknown name."""
+        """Return `sizes[name]` (CaseError if absent) or, if `sizes` is empty, the only size."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))

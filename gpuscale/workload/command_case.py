@@ -243,7 +243,7 @@ def fields_of(words: Iterable[str]) -> set[str]:
 
 
 def starter_of(words: Iterable[str], starters: Collection[str] = _STARTERS) -> str | None:
-    """Return the first launcher, such as `torchrun`, in words or shell code; None if absent."""
+    """Return the first launcher (such as `torchrun`) in words or shell code; None if absent."""
     for word in words:
         parts = [word]
         with suppress(ValueError):

@@ -21,7 +21,7 @@ class StepDone(Protocol):
     """Function that the training loop calls once after each step."""
 
     def __call__(self, loss: SupportsFloat | None = None) -> None:
-        """Count a step; `loss` is read, which waits for the GPU, only when a line is printed."""
+        """Count a step; `loss` is read (which waits for the GPU) only when a line is printed."""
 
 
 @contextmanager

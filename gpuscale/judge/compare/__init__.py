@@ -101,7 +101,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a passing row inconclusive if it has too few valid runs or one far slower allocation."""
+    """Make a pass inconclusive for too few valid runs or an allocation far slower than others."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement

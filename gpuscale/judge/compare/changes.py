@@ -98,8 +98,8 @@ def _change(
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:
     """Pair baseline and current samples of the rows, all of which have valid runs on both sides.
 
-    Each variance is shrunk towards those of all other samples, even of rows that are not judged.
-    Outlying runs are excluded from the baseline only: in the results, they may be the slowdown.
+    Each sample's variance is shrunk towards the variances of all others, even of unjudged rows.
+    Outlying runs are excluded from the baseline only: in the results, they may show a slowdown.
     """
     before, after = sides.before.by_point, sides.after.by_point
     configurations = {entry.key.configuration for entry in sides.before.entries}

@@ -43,7 +43,7 @@ class EarlierNights(NamedTuple):
     one, the deviation between the nights on their earlier levels."""
 
     def as_baseline(self, name: str) -> Baseline:
-        """Make a temporary baseline from the results in `last`, with the chosen `tolerances`."""
+        """Make a temporary baseline from the results in `last`, with this name and `tolerances`."""
         baseline = baseline_of_results(self.last, name=name)
         return msgspec.structs.replace(baseline, tolerances=self.tolerances)
 
@@ -80,7 +80,7 @@ def earlier_nights(read: Sequence[Results], tonight: Sequence[Results]) -> Earli
 
 
 def last_night(read: Sequence[Results]) -> list[Results]:
-    """Return the results of the latest nightly run; raise UsageError if no run is valid."""
+    """Return the results of the latest night; raise UsageError if no night has a valid run."""
     if not (nights := nights_of(read)):
         raise UsageError("the results hold no valid run")
     return _chosen(read, lambda _, allocation: allocation == nights[-1].allocation)
@@ -99,8 +99,8 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     """Map each row to the recent nights to compare it with, as indices into `before.nights`.
 
-    Nights before a row's last change of level are left out. If only one of a row and its 1-GPU
-    reference seems to have changed, both keep the older nights: efficiency needs the same nights.
+    Nights before a row's last change of level are left out. If both a row and its 1-GPU reference
+    changed, but the change was found in only one, both keep the older nights.
     """
     nights = before.nights
     chosen = {

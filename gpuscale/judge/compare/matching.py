@@ -78,7 +78,7 @@ class MatchedRow:
 
     @property
     def figure(self) -> PublishedFigure | None:
-        """The published figure that the row is judged against; None if the baseline is measured."""
+        """The published figure that the row is judged against; None if there is none."""
         return None if self.published is None else self.published.figure
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
@@ -122,7 +122,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the point of `key`, else of the strategy that its strategy wraps, else None."""
+    """Return the point of `key`, or else that of its wrapped strategy; None if neither exists."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -161,7 +161,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Add the most similar `found` entry to the row; block the row if it cannot be judged."""
+    """Add the `found` entry with the fewest differences; block the row if it cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

@@ -76,7 +76,7 @@ def _emptiness(
 
 
 def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[Statement]:
-    """Yield a note that states the `assumed` spread if the baseline has too few allocations."""
+    """Yield a note on the `assumed` spread between allocations if the baseline has too few."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
         found = [each for each in judgements if each.entry.verdict in verdicts]
@@ -131,7 +131,7 @@ def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:
 
 
 def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
-    """Yield notes on outlying baseline runs and allocations; each names the row furthest off."""
+    """Yield notes on outlying baseline runs and allocations; pairs are (baseline, current)."""
     far_runs = [
         (apart, entry, night, place)
         for entry, tonight in pairs

@@ -23,7 +23,7 @@ class _Ratio:
     tolerance: float
 
     def verdict(self, confidence: float) -> Verdict:
-        """Compare the ratio with the tolerance, by its confidence interval if that is known."""
+        """Judge the ratio by its confidence interval or, if that is unknown, by its value."""
         low, high = self.measured.interval(confidence) or (self.measured.value,) * 2
         limit = math.log1p(-self.tolerance)
         if high < limit:
@@ -109,7 +109,7 @@ def _speedup_ratio(
 
 
 def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
-    """Return log ratio `value` with its error, from samples and (if enough) published nights."""
+    """Return log ratio `value` with an error estimated from samples and, if enough, `nights`."""
     terms = [sample.term() for sample in samples]
     if len(nights) < MINIMUM_ALLOCATIONS:
         return difference(value, terms)
@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge a row by its worst ratio, ranked by verdict and, unless consistent, by shortfall.
+    """Judge a row by its worst ratio: worst by verdict, then (unless consistent) by excess loss.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

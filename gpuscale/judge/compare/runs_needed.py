@@ -42,7 +42,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     @cache
     def chance(further: int, means: Sequence[float] = _MEANS) -> float:
-        """Return the share of `means` (shifts of the mean) at which `further` runs settle a row."""
+        """Return for what share of `means` (possible mean shifts) `further` runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         apart = math.sqrt(pairing.after.variance_of_means * further / (made + further))
@@ -75,7 +75,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Advise how many more runs probably settle a row; None if too many compared with `made`."""
+    """Advise how many more runs probably settle a row; None if 3 * `made` probably do not."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None

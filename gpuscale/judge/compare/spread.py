@@ -47,7 +47,7 @@ class SideSample:
 
     @property
     def value(self) -> float:
-        """The judged value: log T(n), log T(n)/T(1), or a metric (as a log or a fraction)."""
+        """The judged value: log T(n), log(T(n)/T(1)), or a metric (as a log or a fraction)."""
         return _difference([runs.sample.mean for runs in self.samples])
 
     @property
@@ -65,7 +65,7 @@ class SideSample:
 
     @property
     def variance_in_allocations(self) -> float:
-        """Mean variance of an allocation's value due to its runs, without outlying allocations."""
+        """Variance that runs add to an allocation's value; mean over non-outlying allocations."""
         usual = self.usual_means
         return math.fsum((s.variance or 0.0) * _mean_share(s, usual) for s in self.samples)
 
@@ -100,7 +100,7 @@ class SideSample:
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """Return the variance due to allocations, by `deviation_apart` if samples share none."""
+        """Return the variance due to allocations (from `deviation_apart` if samples share none)."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.
@@ -128,7 +128,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 
 
 def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
-    """Estimate the baseline's value (log T, log T(n)/T(1) or a metric) that gains refer to."""
+    """Estimate the baseline's value (log T, log(T(n)/T(1)) or a metric) that gains refer to."""
     if not estimates_allocations(baseline, current):
         return baseline.own_estimate()
     means = log_sample([*baseline.usual_means.values()])
@@ -228,7 +228,7 @@ def _gain_over_allocations(
 
 
 def _included(before: RunSample, now: RunSample, names: Iterable[str]) -> float:
-    """Return (variance due to runs of a `before` allocation's mean) / (variance of a `now` run).
+    """Return (variance that runs add to a `before` allocation's mean) / (variance of a `now` run).
 
     Runs of both samples are assumed to have the same variance if that of `now` is unknown.
     """

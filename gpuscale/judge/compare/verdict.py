@@ -98,7 +98,7 @@ class Quantity:
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
     def tolerated_deviation(self, significance: float) -> float | None:
-        """Return the largest deviation between sessions at which a loss is significant, if any."""
+        """Return up to what deviation between sessions a loss is significant; None if unknown."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if self.gain.value >= 0 or not (declared and self.p_worse and p):
@@ -227,7 +227,7 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
 
 
 def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
-    """True if a slowdown on n GPUs explains a lower speedup far better than faster runs on 1 GPU.
+    """True if a lower speedup is far likelier due to a slowdown on n GPUs than to a gain on 1 GPU.
 
     All step times may also shift from night to night. If n GPUs got slower, step times on 1 GPU
     show only this shift; if 1 GPU got faster, step times on n GPUs show only this shift.
