@@ -1,6 +1,6 @@
 """Means of log step times with their variances, and differences between such means.
 
-Each run contributes one number, since runs are independent samples but the steps of a run are not.
+Each run contributes one number: runs are independent samples, but the steps of a run are not.
 A difference of logarithms is, if small, a relative change.
 """
 
@@ -90,14 +90,14 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """Return the p-value for the alternative of a true value below 0; None if unknown."""
+        """Return the p-value of a one-sided test for a true value below 0; None if unknown."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
         return tail if self.value < 0 else 1 - tail
 
     def p_above_zero(self) -> float | None:
-        """Return the p-value for the alternative of a true value above 0; None if unknown."""
+        """Return the p-value of a one-sided test for a true value above 0; None if unknown."""
         return (-self).p_below_zero()
 
     def detectable_loss(
@@ -121,7 +121,7 @@ class Difference:
         return Estimate(value=self.value, low=low, high=high)
 
     def exponential(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the difference and its interval as a ratio, converted from the log scale."""
+        """Return the difference and its interval, converted from the log scale to ratios."""
         return self.estimate(confidence).mapped(exponential)
 
     def relative_change(self, confidence: float = CONFIDENCE) -> Estimate:
@@ -135,7 +135,7 @@ def exponential(exponent: float) -> float:
 
 
 def log_sample(logs: Sequence[float]) -> Sample:
-    """Return the sample of one or more logarithms; a single logarithm has no variance."""
+    """Return the sample of one or more logarithms; its variance is None if there is only one."""
     return grouped_log_sample([logs])
 
 
@@ -171,7 +171,7 @@ def difference(value: float, terms: Iterable[Term | None]) -> Difference:
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a `Difference` with a term per level (runs, nights); error unknown if any is None."""
+    """Return a `Difference` with `levels` (runs, nights) as parts; error unknown if any is None."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log half width for which the t quantile of `first` is exp(`log_quantile`)."""
+    """Return the log half width of an interval with t quantile exp(`log_quantile`) for `first`."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

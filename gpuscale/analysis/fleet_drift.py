@@ -1,4 +1,4 @@
-"""Robust standard deviation, and drift of a cluster whose nodes are measured one after another."""
+"""Robust standard deviation, and speed drift of a cluster whose nodes are measured one by one."""
 
 import math
 import statistics
@@ -32,7 +32,7 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def drift_levels(visits: Sequence[NodeVisit], values: Sequence[float]) -> list[float]:
-    """Return the cluster-wide level at each visit: a trimmed mean of nearby visits to other nodes.
+    """Return the cluster level at each visit: a trimmed mean of other nodes' values near that time.
 
     A visit is one job on one node; `values` has one value per visit. Visits to control nodes weigh
     more, after removal of these nodes' own offsets. Jobs that recheck a suspect node are not used.

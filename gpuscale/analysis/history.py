@@ -106,7 +106,7 @@ class RowHistory:
 
     @property
     def recent_loss(self) -> LostLevel | None:
-        """`lost`, the latest slowdown; None if the present level has lasted for over 15 nights."""
+        """The unrecovered slowdown, if any; None if the present level is over 15 nights old."""
         return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
@@ -141,7 +141,7 @@ class History:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """Name of each night: its date, or its folder or time if several nights share the date."""
+        """Each night's name: its date or, if several nights share it, its folder or else time."""
         return night_names([(night.began_at, night.folder) for night in self.nights])
 
     @property
@@ -251,7 +251,7 @@ def nights_before(
 ) -> tuple[int, ...]:
     """Return the indices of the nights with which to compare `night`: at most the 15 before it.
 
-    Omit nights before the row's last change of level, and the last ones if probably slower.
+    Omit nights before the last sudden change, and the latest ones if probably slower than the rest.
     """
     steps = (change.onset for change in changes if change.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
@@ -266,7 +266,7 @@ def _lost_level(
     nights: Sequence[Night],
     last: int,
 ) -> LostLevel:
-    """Combine `found[last]`, a slowdown, with those just before it in the same environment."""
+    """Combine slowdown `found[last]` with the slowdowns just before it in the same environment."""
     first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):

@@ -32,7 +32,7 @@ _SMALLEST_SPREAD = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moderated:
-    """A sample whose variance is shrunk towards a prior, since a few runs estimate it poorly.
+    """A sample whose variance is shrunk towards a prior, because a few runs estimate it poorly.
 
     The variance becomes (d0·s0² + df·s²) / (d0 + df); s0² and d0 are the prior's variance and df.
     """
@@ -105,9 +105,9 @@ def moderated_samples(
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """Return the moderated samples by row, first of the baseline, then of the current results.
 
-    Each variance is shrunk towards a prior: the variance of all other samples or, if larger, of the
-    row's sample on the other side. If a row's own runs show that the other rows vary more than it
-    does, only the row's sample on the other side is used.
+    Both arguments map rows to the logarithms of their values by allocation. Each variance is shrunk
+    towards a prior: the variance of all other samples or, if larger, of the row's sample on the
+    other side. Other rows are ignored if the row clearly varies less than they do.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -219,7 +219,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """Return the prior, limited to an upper confidence bound on the row's own variance.
 
-    Identical values give no bound, since they may have been rounded.
+    The true variance exceeds that bound with probability `excluded`; identical values give none.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
@@ -240,11 +240,11 @@ def _median_unbiased(sample: Sample) -> float | None:
 
 
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
-    """Return the variance of a difference between moderated samples; None if any is unknown.
+    """Return the variance of a difference between moderated samples; None if a variance is unknown.
 
     Each sample comes with a factor for its variance, such as 1 / `sample.count` for its mean. The
     priors come from nearly the same runs, so they are not independent and count as a single term
-    with the fewest degrees of freedom of any prior. Priors never reduce the result's `df`, since
+    with the fewest degrees of freedom of any prior. Priors never reduce the result's `df`, because
     the noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]

@@ -89,7 +89,7 @@ def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
 
 
 def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
-    """Return the name of each night, given its start and the name of its folder (may be empty).
+    """Return the name of each night, given its start and its folder's name (empty if none).
 
     The name is the date: the folder's or, without a folder, that of the start in UTC. Nights that
     share a date are named by folder, or else by time, to the second if some share a minute.
@@ -134,7 +134,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
 def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
     """Return the environment changes between the 15 nights before `night` and the last night.
 
-    Hosts are not compared, since a scheduler may choose different hosts every night.
+    Hosts are not compared, because a scheduler may choose different hosts every night.
     """
     before, now = nights[max(0, night - REMEMBERED) : night], nights[-1]
     environments = [each.environment for each in before]

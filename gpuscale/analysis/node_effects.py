@@ -97,7 +97,7 @@ def _effect(node: str, nights: Sequence[Night]) -> NodeEffect:
 
 
 def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:
-    """Return the slower of the levels before and after a night; None if both are unknown."""
+    """Return the higher of the medians of `others` before and after a night; None if too few."""
     before = [value for i, value in others if i < night][-_NEAR:]
     after = [value for i, value in others if i > night][:_NEAR]
     sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)

@@ -58,7 +58,7 @@ def are_few(outlying: Sized, values: Sized) -> bool:
 
 
 def odd_one(values: Sequence[float]) -> int | None:
-    """Return the index of the only value that is far from all others, which agree; else None."""
+    """Return the index of the one value far from all others, which agree; None if there is none."""
     for odd, others in _ends(values):
         if abs(values[odd] - others[0]) > max(_ODD_FAR, _ODD_RANGES * abs(others[0] - others[-1])):
             return odd

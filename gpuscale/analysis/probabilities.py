@@ -52,7 +52,7 @@ def t_quantile(probability: float, df: float) -> float:
 def _t_quantile_of_tail(tail: float, df: float) -> float:
     """Return the value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
-    Newton's method converges, since the log probability is a concave function of the log value.
+    Newton's method converges, because the log probability is a concave function of the log value.
     """
     log_size, goal = math.log(-normal_quantile(tail)), math.log(tail)
     limit = math.log(_LARGEST_QUANTILE)
@@ -149,7 +149,7 @@ def benjamini_hochberg(
 
 @cache
 def nominal_error(overall: float, first: int, last: int) -> float:
-    """Return the one-sided significance level for a test repeated after each run `first` to `last`.
+    """Return the one-sided significance level for a test after each run from `first` to `last`.
 
     `overall` is the probability that any of these tests rejects a true null hypothesis (Pocock
     1977). The actual probability is lower if the tests share a baseline or nodes as well as runs.

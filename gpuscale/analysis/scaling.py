@@ -108,7 +108,7 @@ def grouped(placed: Sequence[tuple[str, Run]]) -> tuple[Entry, ...]:
 
 
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-    """Return a scaling point for each case, configuration and number of GPUs among the runs."""
+    """Return a point for each combination of configuration, GPU count, batch and sample shape."""
     return tuple(entry.point for entry in grouped([("", run) for run in runs]))
 
 
@@ -153,7 +153,7 @@ def _point(entry: Entry) -> ScalingPoint:
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Convert a lower-is-better cost to step time and throughput, or to the row's own metric."""
+    """Convert a cost to step time and throughput or, if `key` has a metric, to that metric."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))

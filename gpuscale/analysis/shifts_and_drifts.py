@@ -136,7 +136,7 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def step_size(before: Sequence[float]) -> float:
-    """Return how far two nights' mean must be from the level before them to count as a step."""
+    """Return how far two nights' mean must be from the level before to show a change of level."""
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
         few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)
@@ -148,7 +148,7 @@ def step_size(before: Sequence[float]) -> float:
 
 
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return the step that the last two or three nights show; None if they show none."""
+    """Return the change of level that the last two or three nights show; None if they show none."""
     first = max(begin, tonight - 1 - REMEMBERED)
     before = values[first : tonight - 1]
     is_few = len(before) < _FEW_NIGHTS
@@ -183,7 +183,7 @@ def _all_beyond(departures: Sequence[float], limit: float) -> bool:
 
 
 def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
-    """Return the step that a t test finds between the latest nights and those before; else None."""
+    """Return the change of level found by a t test of the latest nights; None if there is none."""
     first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
     level = values[first : tonight + 1]
     if not (splits := [*_splits(level, _FEWEST_LASTING, _SMALLEST_STEP, _LASTING_CONFIDENCE)]):
@@ -228,7 +228,7 @@ def _splits(
 def _drift(
     values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
 ) -> LevelChange | None:
-    """Return the drift of weekly medians from the best or worst of `earlier` to `week`, if any."""
+    """Return the drift to `week` from the farthest weekly median in `earlier`; None if small."""
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))

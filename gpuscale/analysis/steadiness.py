@@ -114,10 +114,10 @@ def _drift(logs: Sequence[float]) -> _Shape:
 def _levels(
     logs: Sequence[float], kind: _Kind, order: Sequence[int], *, parts: int
 ) -> Iterator[_Shape]:
-    """Split the windows, taken in `order`, into two levels with the smallest residual.
+    """Yield the split of the windows, taken in `order`, into the two levels that fit them best.
 
-    Yield nothing unless enough windows are nearer to each level than to the other one: 1/`parts` of
-    all, and at least 3 (2 if there are fewer than 8 windows).
+    Yield it only if each level has enough windows nearer to it than to the other one: at least
+    1/`parts` of all, and at least 3 (2 if there are fewer than 8 windows).
     """
     shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
@@ -133,7 +133,7 @@ def _levels(
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
-    """Return the median of `logs` at these window indices, and the sum of deviations from it."""
+    """Return the median of `logs` at these window indices, and the sum of absolute deviations."""
     own = [logs[i] for i in windows]
     median = statistics.median(own)
     return median, math.fsum(abs(log - median) for log in own)

@@ -3,7 +3,7 @@
 The pace of a rank is its step time without gradient synchronisation. A step takes the pace of the
 slowest rank plus communication and a remainder. The pace of the slowest rank is the data and
 computing time of the median rank plus the skew. Communication is measured as the difference between
-steps with and without synchronisation, since slow ranks make the others wait in their all-reduce.
+steps with and without synchronisation, because slow ranks make the others wait in their all-reduce.
 """
 
 import math
@@ -240,7 +240,7 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float, *, staged: bool
 ) -> Mapping[str, float | None]:
-    """Return the seconds each part adds to the ideal step, if known; a pipeline is `staged`."""
+    """Return parts' seconds beyond `ideal` × the reference, if known; a pipeline is `staged`."""
     steps, alone = steps_of(runs), steps_of(reference)
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
     synchronization_s = known_mean(run.synchronization_s for run in reference)

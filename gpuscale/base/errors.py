@@ -126,6 +126,6 @@ class SchedulerError(GpuscaleError):
 
 
 def as_place(file: str, line: int | None) -> str:
-    """Format a file and line as `test_mine.py:12`; paths in the current folder become relative."""
+    """Format as `mine.py:12`, or without a line; paths in the current folder become relative."""
     shown = Path(file).relative_to(Path.cwd()) if Path(file).is_relative_to(Path.cwd()) else file
     return f"{shown}" if line is None else f"{shown}:{line}"

@@ -91,7 +91,7 @@ def cpu_numa_nodes(cpus: Collection[int], root: Path = Path("/")) -> tuple[int, 
 
 
 def gpu_numa_node(pci_address: str, root: Path = Path("/")) -> int | None:
-    """Return the number of a GPU's NUMA node; None if unknown or if the host has only one node."""
+    """Return the NUMA node of the GPU at a PCI address; None if Linux does not report one."""
     # NVML writes the PCI domain with more digits than the kernel does.
     numa_node = text_of(root / "sys/bus/pci/devices" / pci_address[-12:].lower() / "numa_node")
     return int(numa_node) if numa_node.isdecimal() else None

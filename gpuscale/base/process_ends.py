@@ -92,7 +92,7 @@ def end_descendants(
     """End this process's descendants, and processes with the environment `variable` (`NAME=value`).
 
     SIGTERM goes first to direct children only, so that a launcher can end its own processes in
-    order. Once the children have ended or half of `grace_s` has passed, SIGTERM goes to all that
+    order. When the children have ended or half of `grace_s` has passed, SIGTERM goes to all that
     remain. SIGKILL follows after `grace_s` seconds. The process with ID `spared` gets no signal.
     """
 

@@ -83,7 +83,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_percent(fraction: float, *, signed: bool = False, decimals: int = 1) -> str:
-    """Format a fraction as a percentage, by default with one decimal: `−9.1 %`."""
+    """Format a fraction as a percentage: `9.1 %` (`+9.1 %` if `signed`) or `−9.1 %`."""
     text = f"{abs(fraction) * 100:.{decimals}f} %"
     if fraction < 0 and text.strip("0. %"):
         return f"−{text}"
@@ -196,7 +196,7 @@ def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def no_such(word: str, known: Iterable[str], kind: str = "") -> str:
-    """Return text such as `there is no 'jsn' (did you mean 'json'?); choose from csv, json`."""
+    """Return text like `there is no {kind} 'jsn' (did you mean 'json'?); choose from csv, json`."""
     named = f"{kind} '{visible(word)}'".strip()
     return f"there is no {named}{suggestion(word, known)}; choose from {', '.join(known)}"
 

@@ -66,7 +66,7 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest number of hosts used by a run of the current results, not of the baseline."""
+        """Largest host count of a run of the results; 1 if no step is divided into parts."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
@@ -77,7 +77,7 @@ class PointEvidence:
 
     @property
     def computing_phases(self) -> tuple[PhaseChange, ...]:
-        """Changes of the median rank's forward, backward and optimizer phases."""
+        """The median rank's forward, backward and optimizer times in baseline and results."""
         return (
             self.phase("forward", lambda step: step.median.phases.forward_s),
             self.phase("backward", lambda step: step.median.backward_s),
@@ -218,7 +218,7 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 
 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
-    """Yield each probe's change from its baseline or, without one, from other devices' baseline.
+    """Yield each rate's change from the baseline of its device or, without one, of other devices.
 
     The variance of repetitions is pooled over all devices.
     """

@@ -78,7 +78,7 @@ def retest_rounds(nodes: Sequence[NodeProbe]) -> tuple[Pairs, ...]:
 def find_slow(
     probes: Sequence[NodeProbe], switches: Mapping[str, str] | None = None
 ) -> tuple[NodeFinding, ...]:
-    """Return findings on slow nodes, links and directions, worst first; empty for a single node.
+    """Return findings of slow nodes, switches and links, slowest first; empty for a single node.
 
     `switches` maps nodes to their leaf switches, as far as the scheduler knows them.
     """
@@ -112,7 +112,7 @@ def _compute_s(node: NodeProbe) -> list[tuple[str | None, float]]:
 
 
 def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iterator[NodeFinding]:
-    """Yield slow nodes, switches and links or, if there are only two nodes, a slow direction."""
+    """Yield slow nodes, switches and links; with just two nodes, a slow direction of their link."""
     if len(nodes) == 2:
         yield from _slow_direction(nodes)
         return
@@ -149,7 +149,7 @@ def _slow_links(nodes: Sequence[NodeProbe], switches: Mapping[str, str]) -> Iter
 
 
 def _near(sick: Collection[int], seen: Mapping[Pair, float]) -> list[Pair]:
-    """Return pairs of sick (slow) nodes whose link is far faster than their links elsewhere."""
+    """Return pairs of sick (slow) nodes whose link is far faster than those to healthy nodes."""
     out: dict[int, list[float]] = {place: [] for place in sick}
     for pair, slower in seen.items():
         ends = out.keys() & pair
@@ -175,10 +175,10 @@ def _shared_switch(
 
 
 def _slowness(nodes: Sequence[NodeProbe]) -> dict[Pair, float]:
-    """Return each pair's slowdown against typical pairs, at its worst message size and direction.
+    """Return each pair's slowdown relative to typical pairs (worst message size and direction).
 
-    The slowest third of the repetitions is ignored, since a busy node delays some. Of the rest,
-    both the fastest and the slowest count, since a flapping link is fast at times.
+    The slowest third of the repetitions is ignored, because a busy node delays some. Of the rest,
+    both the fastest and the slowest count, because a flapping link is fast at times.
     """
     places = {node.host: place for place, node in enumerate(nodes)}
     times_s: dict[object, dict[Pair, float]] = defaultdict(dict)

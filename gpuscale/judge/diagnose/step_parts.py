@@ -36,7 +36,7 @@ _RankId = tuple[str, tuple[str, ...], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartChange:
-    """Change of one part of a step from the baseline: means over runs, in seconds per step."""
+    """Time of one part of a step in baseline and results: means over runs, in seconds per step."""
 
     part: Part
     before_s: float
@@ -62,7 +62,7 @@ class PartChange:
 def changes_of(
     before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
 ) -> dict[Part, PartChange]:
-    """Compute the change of each part of a step that is known in both baseline and results.
+    """Compute how much longer each part of a step takes, if known in both baseline and results.
 
     Changes are differences of means over runs, so they can be added up.
     `allocation_deviation` is the relative standard deviation of a part between jobs.
@@ -133,10 +133,10 @@ def without_turns(before: Sequence[Step], after: Sequence[Step]) -> tuple[Step, 
 
 
 def most_slowed_phase(phases: Sequence[PhaseChange], change: PartChange) -> tuple[str | None, bool]:
-    """Return the phase that lost most of the time, and whether an even slowdown is ruled out.
+    """Return the phase that caused most of the slowdown, and whether an even slowdown is ruled out.
 
-    The phase is None if it lost less than 4/5 of the time. An even slowdown would prolong each
-    phase in proportion to its duration.
+    The phase is None if the others account for over 1/5 of the slowdown. An even slowdown would
+    prolong each phase in proportion to its duration.
     """
     grown_s = {phase.name: phase.after_s - phase.before_s for phase in phases}
     most = max(phases, key=lambda phase: grown_s[phase.name])
