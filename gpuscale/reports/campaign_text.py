@@ -1,4 +1,4 @@
-"""Reports on sweeps over the nodes of a cluster, in every output format, and on bisections."""
+"""Reports on sweeps over a cluster's nodes (in every output format) and on bisections."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Number of nodes in the worst state present, then of those not measured."""
+        """Number of nodes in the worst state found, and number of nodes not measured."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -70,7 +70,7 @@ class SweepView:
         return f"{text}; {counts[NodeState.NOT_MEASURED]} not measured ({why})" if why else text
 
     def lines(self) -> list[tuple[NodeVerdict, str, str]]:
-        """Return (verdict, speed, text on what is slow) for each sick or unclear node."""
+        """Return (verdict, speed, description of what is slow) for each sick or unclear node."""
         found = []
         for node in self.nodes:
             if node.state in (NodeState.SICK, NodeState.UNCLEAR):
@@ -85,7 +85,7 @@ class SweepView:
         return found
 
     def left_out(self) -> dict[tuple[str, str], list[str]]:
-        """Return the nodes that were not measured, grouped by reason and detail."""
+        """Return the names of the nodes that were not measured, keyed by reason and its details."""
         return by_key(((n.reason, n.detail), n.node) for n in self.nodes if n.reason)
 
 
@@ -101,7 +101,7 @@ def _seen_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Compare sick and unclear nodes with healthy ones; return the findings, keyed by node name."""
+    """Return how sick and unclear nodes differ from healthy ones; `read`: (node name, results)."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}

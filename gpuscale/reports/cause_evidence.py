@@ -1,4 +1,4 @@
-"""Texts on the evidence for a slowdown's causes: phases, devices, ports, changes and probes."""
+"""Describe the evidence for a slowdown's causes: phases, devices, ports, changes and probes."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -49,7 +49,7 @@ _COMPARED_WITH = {
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """Return the facts that support a cause; empty if its headline already states the only one."""
+    """Return the facts that support a cause; empty if its headline already states the only fact."""
     if cause.code in _EVIDENCE_IN_HEADLINE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(

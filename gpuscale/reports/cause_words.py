@@ -1,4 +1,4 @@
-"""Texts on the causes of performance losses: headlines, statements and next steps."""
+"""Describe the causes of performance losses: headlines, statements and next steps."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from gpuscale.reports.cause_evidence import (
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """Summarise a cause: `exposed all-reduce +14 ms`; similar causes give a range of times."""
+    """Summarise a cause or, with a range of times, similar ones: `exposed all-reduce +14 ms`."""
     return _headline_and_statement(cause, *alike)[0]
 
 
@@ -47,7 +47,7 @@ def share_text(*alike: Cause) -> str:
 
 
 def scope(cause: Cause, device: str) -> str:
-    """Describe which device counts a cause affects: `from 8 GPUs on, not on 4`; may be empty."""
+    """Say which device counts a cause affects: `from 8 GPUs on, not on 4`; empty if unknown."""
     onset = cause.onset
     if onset is None:
         return ""
@@ -95,7 +95,7 @@ def _grown_s(cause: Cause) -> float:
 
 
 def _baseline(cause: Cause) -> str:
-    """Return `(baseline: 41 ms)`, and the time won back by shorter communication, unless tiny."""
+    """Return `(baseline: 41 ms)` and, unless tiny, the time saved by shorter communication."""
     baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):

@@ -81,7 +81,7 @@ class Column(Generic[_Row]):
 
 
 def fields_of(attribute: str, *names: str) -> list[Column[Any]]:
-    """Return a column for each field in `names` of a row's `attribute`, a path like `entry.key`."""
+    """Return columns for the named fields; `attribute` is their path in a row: `entry.key`."""
     return [Column(name, value=attrgetter(f"{attribute}.{name}")) for name in names]
 
 

@@ -97,7 +97,7 @@ def _far_nights(history: History) -> set[int]:
 
 
 def node_table(history: History) -> list[dict[str, Cell]]:
-    """Return a table of the slowest nodes, with speeds against other nodes on adjacent nights."""
+    """Return a table of the slowest nodes; speed is relative to adjacent nights on other nodes."""
     unknown, rows = "too few nights to tell it from the machine", []
     for effect in history.nodes[:_MOST_NODES]:
         speed = phrases.change_text(effect.speed) if effect.speed else unknown
@@ -199,7 +199,7 @@ def _no_change_text(history: History) -> str:
 
 
 def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
-    """Return an event's title, `from 2096-03-13: 2 of 4 rows slower`, and texts on what changed."""
+    """Return an event's title (`from 2096-03-13: 2 of 4 rows slower`) and lines of details."""
     changes, names = event.changes, _row_names(history)
     is_slower, is_drift = changes[0].throughput.value < 0, changes[0].kind == "drift"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)

@@ -67,7 +67,7 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
 def configurations_text(configurations: Iterable[Configuration]) -> str:
     """Return the options of several configurations: `full, fp32, synthetic data; full, tf32, …`.
 
-    Batch sizes that differ are omitted, since the rows of the table show them.
+    Batch sizes that differ are omitted because the rows of the table show them.
     """
     distinct = dict.fromkeys(configurations)
     if len({each.batch for each in distinct}) > 1:
@@ -91,7 +91,7 @@ def to_minutes(text: str) -> str:
 
 
 def load_text(load: HostLoad) -> str:
-    """Describe the load from other processes, GPUs included: `1.9 of 2 cores used by others`."""
+    """Describe other processes' use of cores and GPUs: `1.9 of 2 cores used by others`."""
     used = UNKNOWN if load.other_cores is None else f"{load.other_cores:.1f}"
     texts = [f"{used} of {counted(load.cores, 'core')} used by others"]
     if load.gpu_processes:
@@ -207,7 +207,7 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
 
 
 def known_text(value: float | None, form: Callable[[float], str]) -> str:
-    """Format a number; return `–`, the sign for an unknown value, if it is None."""
+    """Format a number; if it is None (unknown), return `–`."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -254,8 +254,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, return only the change. Return only `UNCERTAIN` if the interval contains
-    zero and a bound, as a factor (1 + bound), is over twice or under half that of the change.
+    Without an interval, return only the change. If the interval contains zero, and 1 + a bound is
+    over twice or under half of 1 + the change, return only `UNCERTAIN`.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

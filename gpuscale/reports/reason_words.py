@@ -307,7 +307,7 @@ def reason_text(entry: EntryVerdict) -> str:
 
 
 def text_beyond_table(entry: EntryVerdict) -> str:
-    """Explain a verdict; unless it is a loss, omit numbers that the table shows. May be empty."""
+    """Explain a verdict; if it is no loss, omit what the table shows, even if nothing remains."""
     reason, sentence = entry.reason, WORDS[entry.reason.code].beyond_table
     if sentence is None or entry.verdict.is_loss:
         return reason_text(entry)
@@ -328,7 +328,7 @@ def statement_text(statement: Statement, device: str = "") -> str:
 
 
 def parts_of(reason: Statement) -> Iterator[Statement]:
-    """Yield a reason's remedy, if any, and the reason; then the same for each `otherwise` in it."""
+    """Yield a reason's remedy (if any) and the reason, then likewise for reasons nested in it."""
     part: Statement | None = reason
     while part is not None:
         if remedy := part.facts.get("remedy"):
@@ -449,7 +449,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Describe the fact called `name`: why a metric got its verdict, or which quantity is meant."""
+    """Describe a fact: the reason for a metric's verdict if `name` is `metric`, else a quantity."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

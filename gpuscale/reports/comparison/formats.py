@@ -1,4 +1,4 @@
-"""Formats of `gpuscale compare`: their table, and those for programs (CSV, JSON, OpenMetrics)."""
+"""The formats of `gpuscale compare`, and functions for CSV, JSON and OpenMetrics."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

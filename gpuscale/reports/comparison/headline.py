@@ -76,7 +76,7 @@ def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _losses(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a description of each kind of loss, with row counts if there is more than one kind."""
+    """Describe each kind of performance loss; if there are several, count the rows of each."""
     of_several = {row.entry.finding for row in rows if row.entry.key.gpus > 1}
 
     def kind(row: Row) -> object:
@@ -145,7 +145,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the overall verdict on passing rows, and a text on gains and the loss ruled out."""
+    """Return one verdict for all passing rows, and a text that states gains and ruled-out loss."""
     verdicts = {row.entry.verdict for row in rows}
     gains = by_key(
         (row.quantity, row.change.value)
@@ -173,7 +173,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """Return the main cause, `computing +10 ms; all 3 rows`, or why it is unknown; may be empty."""
+    """Describe the main cause: `computing +10 ms; all 3 rows`; empty if no loss was diagnosed."""
     if not (shared := sharing(rows)):
         return ""
     causes = [row.entry.causes[0] for row in shared]
@@ -186,9 +186,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
 def changes_of(
     comparison: Comparison, entries: Sequence[EntryVerdict]
 ) -> Iterator[tuple[str, Sequence[EnvironmentChange]]]:
-    """Yield the environment changes between the two sides, and those on nights when losses began.
+    """Yield groups of environment changes: between the two sides, or on one night of the history.
 
-    Each item is an introduction, such as `on 2026-11-05: ` or empty, and a group of changes.
+    Each item is a prefix (`on 2026-11-05: ` for a night, else empty) and a group of changes.
     """
     for note in comparison.notes:
         if note.code == "environment_changed":

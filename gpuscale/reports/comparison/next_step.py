@@ -64,7 +64,7 @@ def measuring(
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
-    """Insert the step `compare again` after the last measurement, unless useless or impossible."""
+    """Insert `compare again` after the last measurement, if possible and no step compares yet."""
     before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
     at = max((n for n, s in enumerate(steps) if s.command.startswith(_PROGRAMS)), default=-1)
     command, of_nights = steps[at].command if steps else "", comparison.baseline_kind == "nights"
@@ -103,7 +103,7 @@ class _Adviser:
         return min(self.rows, key=_rank)
 
     def steps(self) -> list[_Step]:
-        """Return the next steps, based on notes, the first cause and the rows; may be empty."""
+        """Return the steps that notes, the first cause and the rows suggest; empty if none do."""
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         if weight == 0 and self.measured.injections:
@@ -174,7 +174,7 @@ class _Adviser:
         return self._remedy([worst, *rows])
 
     def _some(self, wanted: Sequence[Row]) -> str:
-        """Return `it` for all undecided rows, the name of a single row, or else `some rows`."""
+        """Return `it` for all undecided rows, a name for a single row, else `some rows`."""
         if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
             return "it"
         return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
@@ -210,7 +210,7 @@ class _Adviser:
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Advise `more` runs per row; the stated duration covers these and `then` later runs."""
+        """Advise `more` runs a row (`in_all` in total); the duration includes `then` later runs."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
@@ -338,7 +338,7 @@ def _about(seconds: float) -> str:
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
-    """Return the most serious note's advice (if all rows pass, only an urgent note's), if any."""
+    """Return the most urgent note's advice; empty if none, or if all rows pass and it can wait."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"

@@ -57,7 +57,7 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return short reasons that several rows of one verdict share, mapped to the rows' names."""
+    """Map each short reason that several rows with the same verdict share to these rows' names."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}

@@ -108,7 +108,7 @@ def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimat
     of a longer level may slope.
 
     An outlying night outside the axis limits is drawn at the limit, with a label. Nights are evenly
-    spaced, since on a date axis a single wrong date would squeeze the rest.
+    spaced because, on a date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
     level_rates: dict[int, float] = {}
@@ -181,7 +181,7 @@ def _rate(level: Scaling) -> Estimate:
 
 
 def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
-    """Yield each level's rates, keyed by night and interpolated between the means at its ends."""
+    """Yield each known level's rates, keyed by night, on a straight line that may slope."""
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     is_new = row.changes and row.level_nights <= REMEMBERED
     befores = [*(change.before for change in row.changes), None if is_new else row.level]

@@ -141,7 +141,7 @@ def phases(subject: Subject) -> Section | None:
 
 
 def pictures(subject: Subject, *names: str) -> list[str]:
-    """Return the named figures that have data as SVG; cases with the worst verdicts come first."""
+    """Return as SVG the named figures that have data; cases with the worst verdicts come first."""
     ranked = subject.view.ranked if subject.view else ()
     cases = dict.fromkeys(row.entry.key.case for row in ranked)
     places = {case: place for place, case in enumerate(cases)}
@@ -185,7 +185,7 @@ def ranks(subject: Subject) -> Section | None:
 
 
 def verdict_of_nights(subject: Subject) -> tuple[str, str] | None:
-    """Return the history's verdict (word, text); None if unknown or the last night is not shown."""
+    """Return the nightly verdict (word, text); None if unknown or the page lacks the last night."""
     history = subject.history
     shown = {results.allocation_of(run) for results in subject.results for run in results.runs}
     if history is None or history.nights[-1].allocation not in shown:

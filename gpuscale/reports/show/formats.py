@@ -166,7 +166,7 @@ def step_time_text(runs: Sequence[Run]) -> str:
 
 
 def _published(point: ScalingPoint) -> dict[str, Cell]:
-    """Return a published value and what it measures: `41.2 s`, `wall clock of the epoch`."""
+    """Return the cells `reference` (a published value: `41.2 s`) and `of` (what it measures)."""
     if point.samples_per_s is not None:
         amount, what = f"{significant(point.samples_per_s.value)} samples/s", "throughput"
     elif point.value is not None:
