@@ -52,7 +52,7 @@ class ToleranceOverride(record.Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Case, strategy, GPU count and metric, highest precedence first; each None if not set."""
+        """Case, strategy, GPU count and metric to which the limits apply; each None if not set."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
 
@@ -212,7 +212,7 @@ class PublishedFigure(record.Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Return the metric's cost, or seconds per step if a throughput is published; else None."""
+        """Return a metric's cost, or a throughput's seconds per step; None for published times."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

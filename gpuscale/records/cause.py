@@ -95,7 +95,7 @@ Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | Environment
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU counts at which part of a step got slower, and counts at which it clearly did not."""
+    """GPU counts on which a part of the step lost time, and counts on which it lost far less."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
@@ -199,7 +199,7 @@ class NodeState(StrEnum):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one node; speeds are relative changes, so −0.05 is 5 % slower."""
+    """The verdict on one node; a speed of −0.05 means 5 % slower than the reference."""
 
     node: str
     state: NodeState

@@ -112,7 +112,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host name (or None) and GPU from `gpus` and `nodes`; a GPU may occur twice."""
+        """Pairs of host name (None if unknown) and GPU from `gpus` and `nodes`; may repeat GPUs."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -144,7 +144,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return max(1, min(8, (self.cpu_count or 1) // max(1, len(self.gpus)) - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
-        """Return the largest number of ranks on a GPU; None if 1, on CPU, or on several nodes."""
+        """Return the number of ranks on the fullest GPU; None if 1, on CPU, or on several nodes."""
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None
         ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))
@@ -154,7 +154,7 @@ class Environment(Record, frozen=True, kw_only=True):
         """Return a run's CUDA devices in order of local rank, the same on all nodes; empty on CPU.
 
         Successive runs use successive blocks of devices, so that 1-GPU runs do not all use GPU 0.
-        Blocks overlap only if they must: the link of GPUs 1 and 2 may differ from that of 0 and 1.
+        Of 4 GPUs, 2-GPU runs use either 0 and 1 or 2 and 3; GPUs 1 and 2 may have a slower link.
         """
         count = self.gpus_per_node
         if self.device == "cpu" or not count:

@@ -40,7 +40,7 @@ class EnvironmentField:
 def _of_gpus(
     name: str, words: str, unit: str = "", *, in_session: bool = False
 ) -> EnvironmentField:
-    """Return a field that lists the distinct values of all GPUs' property `name`: `250, 300 W`."""
+    """Return an EnvironmentField that lists all values of GPU property `name`: `250, 300 W`."""
 
     def value(environment: Environment) -> str | None:
         values = {getattr(gpu, name) for _, gpu in environment.placed_gpus} - {None}
@@ -157,7 +157,7 @@ def environment_changes(
     nodes_before: Sequence[NodeEvidence] = (),
     nodes_after: Sequence[NodeEvidence] = (),
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the changes to new values (not in `before`) that may explain a slowdown.
+    """Return what is new in `after` and `nodes_after` and may explain a slowdown.
 
     Ignore hosts, packages and unknown values; return () if `before` or `after` is empty.
     """

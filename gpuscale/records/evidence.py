@@ -35,7 +35,7 @@ class Phases(record.Record, frozen=True, kw_only=True):
 
     Phases are contiguous and add up to the total time. On CUDA, a phase is the time between events
     on the stream; if the device waits for the host, the wait belongs to the phase that caused it.
-    `backward_s` includes the exposed communication of synchronised steps, since events cannot
+    `backward_s` includes the exposed communication of synchronised steps, because events cannot
     separate it from computing.
     """
 

@@ -51,7 +51,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A GPU counter: how it is read, reduced and shown."""
+    """A GPU counter: how it is read, summarised over a run, and shown."""
 
     name: str
     """Name of the counter in the records of a run."""
@@ -77,7 +77,7 @@ class Field:
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver's answers about one device at one time, keyed by `Field.moment`."""
+    """The driver's answers about one device at one time, each under the key in `Field.moment`."""
 
     answers: dict[str, Any] = {}
     """Answer for each key: a number, the active clock event reasons, or one flag per link (True if
@@ -224,7 +224,7 @@ def values_problem(values: Mapping[str, float]) -> str | None:
 
 
 def clock_events(bits: int) -> tuple[str, ...]:
-    """Return the clock event reasons in NVML's bit mask; an unknown bit becomes `reason_0x800`."""
+    """Return the clock event reasons in NVML's bit mask; an unknown one is called `reason_0x…`."""
     return tuple(
         _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
         for bit in range(bits.bit_length())
@@ -254,10 +254,10 @@ class PortCounter:
     """Smallest growth in a run that is reported; healthy networks may show less."""
 
     def growth(self, before: int | str, after: int | str) -> tuple[int, bool] | str:
-        """Return the growth between two readings and a flag, or why the growth is unknown.
+        """Return (growth, flag), or a text that says why the growth is unknown.
 
-        The flag is True if the growth is only a lower bound, since the counter was reset or reached
-        its maximum. A reading that failed is a text with the reason.
+        The flag is True if the growth is only a lower bound, because the counter was reset or
+        reached its maximum. A failed reading is given as a text with the reason.
         """
         if isinstance(before, str) or isinstance(after, str):
             return before if isinstance(before, str) else str(after)

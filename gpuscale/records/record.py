@@ -168,7 +168,7 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
 
 
 def _validate_json(text: str, **how: Any) -> None:
-    """Raise a `DecodeError` with a line number, which msgspec does not give, for invalid JSON."""
+    """Raise a `DecodeError` if a text is not valid JSON; `how` is passed to `json.loads`."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:

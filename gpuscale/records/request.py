@@ -48,8 +48,8 @@ TIMING_PLANS: Mapping[str, TimingPlan] = {
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     """Return the timing plan of a run; without `run_seconds`, the default plan of the device.
 
-    More seconds than in the default plan first add windows, which show whether a run is steady, and
-    then lengthen them; with less time, the ranks measure fewer or shorter windows.
+    If `run_seconds` exceeds the default, the plan has more windows, up to `MOST_WINDOWS`, and then
+    longer ones. If it is below the default, the ranks measure fewer or shorter windows.
     """
     plan = TIMING_PLANS[device]
     run_seconds = run_seconds or plan.run_seconds
@@ -203,7 +203,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Return the median step time of windows without waits for other ranks; if none, of all."""
+        """Return median `own_s` per step; if `ranks` > 1, of unsynchronised windows (if any)."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         own_s = statistics.median(window.own_s for window in alone or self.windows)
         return own_s / self.steps_per_window

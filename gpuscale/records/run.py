@@ -77,7 +77,7 @@ class Run(RowMixin, record.Record, frozen=True, kw_only=True):
             _validate_training(self)
 
     def __repr__(self) -> str:
-        """Return a short label, since pytest prints the repr if an assertion on a run fails."""
+        """Return a short label, because pytest prints the repr if an assertion on a run fails."""
         return f"<{self.label}, run {self.index}>"
 
     @property
@@ -241,7 +241,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if ranks lack busy times, or hold model parameters that wrongly differ."""
+    """Raise a FieldError if a window lacks busy times, or if model parameters wrongly differ."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

@@ -63,7 +63,7 @@ class PointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Estimates for a point of a scaling curve (see `ScalingPoint`); unknown ones are None."""
+    """Estimates of speed and scaling that a `ScalingPoint` inherits; unknown ones are None."""
 
     value: Estimate | None = None
     """Value of the metric that is judged instead of the step time, in the metric's unit."""
@@ -103,7 +103,7 @@ class ScalingPoint(RowMixin, Scaling):
 
     @property
     def epoch_time_s(self) -> Estimate | None:
-        """Estimated seconds per epoch; None if `step_time_s` or `epoch_s` is None."""
+        """`epoch_s` with bounds scaled from those of `step_time_s`; None if either is None."""
         if self.step_time_s is None or self.epoch_s is None:
             return None
         return self.step_time_s.scaled(self.epoch_s / self.step_time_s.value)

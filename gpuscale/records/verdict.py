@@ -119,7 +119,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A reason or note: a code, which `reports.reason_words` converts to text, and values."""
+    """A reason or note: a code and the facts from which `reports.reason_words` makes its text."""
 
     code: str
     facts: Facts

@@ -163,7 +163,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the minimum error of the node's clock in s (> 0: ahead); 0 if negligible."""
+        """Return the smallest possible clock error of the node (> 0 s: ahead); 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0

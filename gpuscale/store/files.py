@@ -1,4 +1,4 @@
-"""Read and write whole files: reject damaged files and devices, and write atomically."""
+"""Read and check regular files, and write files atomically."""
 
 import errno
 import fcntl
@@ -81,7 +81,7 @@ def is_night_folder(name: str) -> bool:
 
 
 def with_folder(path: Path, results: Results) -> Results:
-    """Set `folder` of results to the name of the night's folder that contains `path`, if any."""
+    """Return results whose `folder` is the name of the night's folder that holds `path`, if any."""
     name = path.absolute().parent.name
     return replace(results, folder=name) if is_night_folder(name) else results
 

@@ -50,7 +50,7 @@ class _Case(
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that the test requested, else its number of tasks; 1 if unknown."""
+        """Number of GPUs that the test requested; if none, its number of tasks, or 1 if unknown."""
         tasks = max(1, self.num_tasks or 1)
         if not self.num_gpus_per_node:
             return tasks

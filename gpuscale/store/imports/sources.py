@@ -55,7 +55,7 @@ class _BenchmarkFile(msgspec.Struct):
 
 
 def pytest_benchmark(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a file's only session; each benchmark is one run, since its rounds share a process."""
+    """Yield a file's only session; a benchmark is one run, because its rounds share a process."""
     file = from_json(_BenchmarkFile, text)
     at = file.datetime if file.datetime.tzinfo else file.datetime.replace(tzinfo=UTC)
     commit = file.commit_info.get("id")
@@ -118,7 +118,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session per time and version in a CSV file, with the positive values of its rows."""
+    """Yield a session for each group of CSV rows with equal time and version; omit values ≤ 0."""
     lines = csv.DictReader(text.splitlines(), restval="")
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)

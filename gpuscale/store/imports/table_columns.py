@@ -76,7 +76,7 @@ class Problems:
 
     @contextmanager
     def on(self, line: int, *, place: str = "") -> Iterator[None]:
-        """Catch a DecodeError in a `with` block, and add it as a problem on this line."""
+        """Catch a DecodeError in a `with` block, and add it as a problem at this line and place."""
         try:
             yield
         except DecodeError as error:
