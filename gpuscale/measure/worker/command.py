@@ -103,7 +103,7 @@ class _Watch:
         self._process = start_command(place, pipes, self._output)
 
     def measure(self) -> None:
-        """Watch the command, then write its outcome or raise CommandError."""
+        """Watch the command; write its outcome, leave it to another node, or raise CommandError."""
         reader, directory = self._reader, self._directory
         while True:
             code, is_late = self._look()
@@ -136,7 +136,7 @@ class _Watch:
             )
 
     def _look(self) -> tuple[int | None, bool]:
-        """Read output for 0.2 s; return the exit code (None if running), and whether time is up."""
+        """Read output for 0.2 s; return (exit code or None if running, whether timed out)."""
         next_look_s = time.monotonic() + _LOOK_S
         now_s = 0.0
         while now_s < next_look_s:
@@ -156,7 +156,7 @@ class _Watch:
         return code, is_late
 
     def _enough_windows(self, code: int | None) -> Windows | None:
-        """Return the timed windows; None if too few (with exit code 0, FEWEST_WINDOWS suffice)."""
+        """Return the timed windows; None if too few. After exit code 0, FEWEST_WINDOWS suffice."""
         if (windows := self._reader.windows) is None:
             return None
         # After the warm-up: lines that have not told the batch by now never will.
@@ -175,7 +175,7 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the command's libraries and packages, but never overwrite with an empty record."""
+        """Record the command's libraries and packages; an empty record replaces no earlier one."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:

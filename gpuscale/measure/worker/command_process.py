@@ -101,7 +101,7 @@ class Place:
 
 
 def start_command(place: Place, pipes: Path | None, output: Output) -> "subprocess.Popen[bytes]":
-    """Start the command, read by `output`; with a folder `pipes`, read ranks' own pipes too."""
+    """Start the command; `output` reads from it and, given a folder `pipes`, from each rank too."""
     request, directory, command = place.request, place.directory, place.command
     here = place.gpus_on(place.node)
     variables = {**os.environ, **_device_variables(request.devices[:here])}

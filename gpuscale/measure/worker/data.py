@@ -51,7 +51,7 @@ def example_batch(case: TrainingCase) -> Batch:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Apply a function to each tensor in a nested structure; other values stay as they are."""
+    """Return a nested structure with `change` applied to each tensor and other values unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -172,7 +172,7 @@ def real_dataset(case: TrainingCase, request: RunRequest) -> Dataset[Any]:
 def training_batches(
     case: TrainingCase, request: RunRequest, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """Return endless batches for a rank; each step's samples are split among `world_size` ranks."""
+    """Return endless batches, each of `batch` samples, for rank `rank` of `world_size` ranks."""
     pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
         return PooledBatches(SyntheticDataset(case), batch=batch, rank=rank, pin_memory=pin_memory)

@@ -192,7 +192,7 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
 def parameter_digest(model: torch.nn.Module) -> str:
     """Return a SHA-256 digest of the parameters; if sharded, only of this rank's shards.
 
-    Buffers are left out, since batch-norm statistics may differ between ranks after a step.
+    Buffers are left out because batch-norm statistics may differ between ranks after a step.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():

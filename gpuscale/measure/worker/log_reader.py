@@ -231,7 +231,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return the last output of the process that ended the command, if known, else of all."""
+        """Return evidence from the process whose failure ended a command; if unknown, from all."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 

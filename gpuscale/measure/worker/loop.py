@@ -76,7 +76,7 @@ def steps_per_mark(step_time_s: float, events: int) -> int:
 def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[float, int]:
     """Run warm-up steps until both the number of steps and the duration in the plan are reached.
 
-    Return the seconds per step at the end, the same on every rank, and the number of steps run.
+    Return (the slowest rank's seconds per step at the end of the warm-up, number of steps run).
     """
     report("first step", 0, 1)
     # Loading kernels, autotuning and the first all-reduce can take seconds. They do not count:

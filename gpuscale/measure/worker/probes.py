@@ -133,7 +133,7 @@ def _copies(place: _Place, *, from_host: bool, to_host: bool) -> Work:
 
 
 def _storage(place: _Place) -> Work | None:
-    """Return (function to read data files uncached, bytes); None if no files or local rank > 0."""
+    """Return (function to read files uncached, their size); None if no files or local rank > 0."""
     root, files, size = place.request.data_root, list[Path](), 0
     if root is not None and place.local_rank == 0:
         for path in (Path(at, name) for at, _, names in os.walk(root) for name in sorted(names)):
@@ -219,7 +219,7 @@ def _answer(to: int, message: torch.Tensor) -> None:
 
 
 def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
-    """Yield probes of an all-reduce over all ranks of `nodes`; exactly these ranks must call it."""
+    """Yield all-reduce probes on the first rank of `nodes`; all ranks of `nodes` must call this."""
     each = place.request.ranks_per_node
     ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
     group: Any = dist.new_group(ranks, use_local_synchronization=True)

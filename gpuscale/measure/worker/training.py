@@ -195,7 +195,7 @@ class Training:
         return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
-        """Compute the gradients of a batch through the whole model, and return the weighted loss.
+        """Compute gradients of the whole model; return the loss times its weight in a step's loss.
 
         If the inputs are part of a batch, `share` is the weight of their loss in the batch's loss.
         """
@@ -234,7 +234,7 @@ class Training:
             torch.cuda.synchronize(device)
 
     def final_loss(self) -> float:
-        """Return the loss of the last step, over all accumulated batches."""
+        """Return the loss of the last step: the mean over its accumulated batches."""
         return self.strategy.final_loss(_sum(self._losses))
 
     def validate_finite(self) -> None:

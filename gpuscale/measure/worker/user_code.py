@@ -86,7 +86,7 @@ def traceback_text(error: BaseException) -> str:
     """Return the traceback of an error, starting at the first line of user code.
 
     If there is no user code, return the place in gpuscale's code instead, followed by the error
-    message if it has several lines, since `Failure.message` has only the first line.
+    message if it has several lines, because `Failure.message` has only the first line.
     """
     chain = (error, error.__cause__, error.__context__)
     if place := None if any(each and line_of_user(each) for each in chain) else _place(error):

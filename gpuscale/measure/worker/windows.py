@@ -25,9 +25,9 @@ def window_plan(
 ) -> tuple[int, int]:
     """Return the steps per window and the number of synchronised windows for a given step time.
 
-    Windows are shorter than the timing plan requests if ten of them would exceed the time budget;
-    if `pausing` is True, windows without synchronisation use part of the budget. Loader processes
-    deliver batches in bursts, one batch each, so a window is a multiple of `loaders` steps.
+    Windows are shorter than the timing plan requests if ten of them would exceed the time budget.
+    `pausing` is True if windows without synchronisation are timed too, in the same budget. Loaders
+    deliver batches in bursts of one per loader, so a window is a multiple of `loaders` steps.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - ROUNDING))
     fewest = min(FEWEST_WINDOWS, timing.windows)

@@ -82,10 +82,10 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             tensor.copy_(kept)
 
     def verify(self, training: Training) -> None:
-        """Raise InvalidTrainingError unless the sharded gradients are the mean over all ranks.
+        """Raise InvalidTrainingError unless sharded gradients match the ranks' mean gradients.
 
-        The gradients are compared with those of a plain backward pass on the gathered parameters.
-        Comparing parameters between ranks would prove nothing: all come from the same shards.
+        For the mean, each rank runs a plain backward pass on the gathered parameters. Comparing
+        parameters between ranks would prove nothing: all come from the same shards.
         """
         if (off_by := self._gradient_error(training)) > _TOLERANCE:
             raise InvalidTrainingError(
@@ -172,7 +172,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
     These are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
     member with more than half of all parameters is searched for smaller lists instead; a member
-    with very few parameters is left out, since sharding it would cost more than it saves.
+    with very few parameters is left out because sharding it would cost more than it saves.
     """
     uses = Counter(map(id, _parameters(model)))
     whole = _size(model)

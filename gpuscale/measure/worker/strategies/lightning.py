@@ -28,7 +28,7 @@ class LightningTraining(Training):
     """Training in which Lightning's Trainer runs the steps.
 
     `Trainer.fit` cannot be called for a single step: it requests batches until training ends. It
-    therefore runs as a coroutine, from one batch to the next. A thread would be woken late on a
+    therefore runs as a coroutine, which is paused between steps. A thread would be woken late on a
     busy host, and the delay would be part of each window.
     """
 

@@ -100,7 +100,7 @@ def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def with_parameters(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Merge adjacent blocks until each group has parameters, since an optimiser needs some."""
+    """Merge adjacent blocks until each group has parameters, because an optimiser needs some."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
         if groups and not (_has_parameters(groups[-1]) and _has_parameters([block])):
