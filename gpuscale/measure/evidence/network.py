@@ -232,10 +232,10 @@ def read_logs(folder: Path, host: str) -> tuple[dict[str, str], str | None]:
 
 
 def connections_in(logs: Iterable[str]) -> dict[str, str]:
-    """Return the properties of NCCL's connections, by name, from a node's logs; {} if none.
+    """Return what a node's NCCL logs say about connections, keyed by property; {} if nothing.
 
     If processes created several communicators, the channels, rings and trees are those of the
-    largest one. Lines are grouped by thread, since communicators can be created concurrently.
+    largest one. Lines are grouped by thread, because communicators can be created concurrently.
     """
     said: dict[str, set[str]] = defaultdict(set)
     ways = set[str]()
@@ -283,7 +283,7 @@ def _take_adapters(parts: Mapping[str, str], said: Mapping[str, set[str]]) -> No
 
 
 def _numbers(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return how many ranks, channels, rings or trees a parsed log line reports; {} if none."""
+    """Return what a parsed log line says about ranks, channels, rings or trees; {} if nothing."""
     if "ranks" in parts:
         return {"ranks": parts["ranks"]}
     if channels := {name: parts[name] for name in ("channels", "nvls") if name in parts}:

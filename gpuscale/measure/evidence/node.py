@@ -1,7 +1,7 @@
 """Collect evidence about a node: settings, CPU load from other processes, and network.
 
-Nothing in this folder imports torch or touches CUDA, since launch/keeper.py uses it and forks ranks
-that do. Paths below `/proc` and `/sys` are relative to a `root`; tests set it to a tree of files.
+Nothing in this folder imports torch or touches CUDA, because launch/keeper.py uses it and forks
+ranks that do. Paths below `/proc` and `/sys` are relative to a `root`; tests set it to a file tree.
 """
 
 import os
@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a reader of what `pattern` finds in files: `a`, or `a on 3, b on 1` if they differ."""
+    """Return a reader of what `pattern` finds: `a`, or `a on 3, b on 1` (files) if files differ."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))
@@ -179,7 +179,7 @@ def _in_files(files: str, pattern: str) -> _Reader:
 
 
 def _matched(path: Path, pattern: str) -> str:
-    """Return the first group of a pattern matched at a file's start; ValueError if no match."""
+    """Return a pattern's first group, matched at a file's start; raise ValueError if no match."""
     with path.open("rb") as file:
         text = file.read(_READ_BYTES).decode(errors="replace")
     if (found := re.match(pattern, text, re.DOTALL)) is None:

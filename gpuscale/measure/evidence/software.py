@@ -58,12 +58,12 @@ VARIABLE_PREFIXES = (
 
 
 def own_software() -> ProcessSoftware:
-    """Return the CPUs and loaded libraries of this process, with the version of NCCL or RCCL."""
+    """Return this process's allowed CPUs and loaded libraries, and the version of NCCL or RCCL."""
     return software_of([os.getpid()], with_packages=False)
 
 
 def libraries_among(files: Iterable[str], *, are_own: bool = False) -> tuple[Library, ...]:
-    """Return known libraries among mapped files, with NCCL's version if this process maps them."""
+    """Return known libraries among files, with NCCL's version if this process has loaded them."""
     found = []
     for path in (file.removesuffix(" (deleted)") for file in files):
         for name, pattern in _FILE_NAMES.items():
@@ -108,7 +108,7 @@ def installed_packages(folders: Iterable[Path]) -> Mapping[str, str]:
 
 
 def _origin(file: Path) -> str:
-    """Describe where a package was installed from, without credentials; empty for a package index.
+    """Describe a package's origin, without credentials, from its `direct_url.json` ('' if absent).
 
     Only the last part of a local path is kept: the rest may differ between identical set-ups.
     """

@@ -90,7 +90,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return `empty` plus the command's results; if it prints metrics, without timed windows."""
+    """Return `empty` plus the command's results; no timed windows if the command prints metrics."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:

@@ -126,7 +126,7 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 
 
 def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:
-    """Return started ranks without an exit code; if some are on hosts without any, only those.
+    """Return ranks without exit code; if some are on hosts that reported no exit codes, only these.
 
     A host that reported exit codes still worked when its ranks ended. The scheduler has probably
     ended its remaining ranks because another host failed.

@@ -30,7 +30,7 @@ class Launcher:
     """Starts the ranks of each run on as few nodes as possible, one run at a time.
 
     Under Slurm or MPI, the files of a run lie in the results folder, which all nodes must see, and
-    each rank of a user's command is a new task, since the command may need the variables that a
+    each rank of a user's command is a new task, because the command may need the variables that a
     task gets. A command that starts its own ranks inherits this session's environment.
 
     With `fresh_tasks`, Slurm or MPI starts new tasks for the ranks of every run. With
@@ -150,7 +150,7 @@ class Launcher:
         timeout_s: float,
         request: RunRequest | None = None,
     ) -> Outcome:
-        """Run a job on all ranks; if it succeeds, wait until this node sees the result files."""
+        """Start ranks that do `job`; if all succeed, wait until this node sees the result files."""
         is_fresh = self._is_fresh(request)
         if is_fresh:
             keepers = Keepers(self._starter, placement, directory.path, preloads=False)
@@ -192,7 +192,7 @@ class Launcher:
     def _keepers_on(self, hosts: Sequence[str]) -> Keepers:
         """Return the session's keepers, the processes that fork ranks; start them if necessary.
 
-        Keepers start on all hosts of the job; after the loss of one, only on the `hosts` needed.
+        Keepers start on all hosts of the job; if a keeper was lost, new ones start only on `hosts`.
         """
         known, needed = self._keepers, {*hosts}
         if known is None:

@@ -79,7 +79,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return True to pass a variable to ranks, unless an outer MPI launcher or LSF set it."""
+        """Return False for a variable of an outer MPI launcher or LSF that ranks must not get."""
         # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
         if variable == "LSB_AFFINITY_HOSTFILE":
             return False
@@ -97,7 +97,7 @@ class _ServerFile(msgspec.Struct, frozen=True):
 class OrderSocket:
     """Server socket that sends orders to keepers, the processes that fork ranks.
 
-    Orders do not go through standard input, since `mpirun --stdin all` reaches no process on the
+    Orders do not go through standard input: `mpirun --stdin all` reaches no process on the
     host where mpirun runs (seen with Open MPI 4.1.4 and 5.0.11), which is often the job's first.
     """
 

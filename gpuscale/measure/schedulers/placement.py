@@ -103,7 +103,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Return a run's placement, without `cores_per_rank` if its processes share a node's cores."""
+    """Return a run's placement; `cores_per_rank` is None for a CPU map or for launch `once`."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process

@@ -186,7 +186,7 @@ class Scheduler(ABC):
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> str:
-        """Submit a job, and pass `GPUSCALE_…` variables to it; return the number of the job."""
+        """Submit a job, and pass `GPUSCALE_…` variables to it; return the job ID."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command, *options]
@@ -211,7 +211,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """Return the job number in the submit command's output; raise SchedulerError if missing."""
+        """Return the job ID in the submit command's output; raise SchedulerError if missing."""
         if (found := self.job_number.search(output)) is None:
             raise SchedulerError(
                 f"{self.submit_command[0]} gave no job number within {_ANSWER_S:.0f} s, but "

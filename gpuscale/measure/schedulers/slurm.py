@@ -176,7 +176,7 @@ class Slurm(Scheduler, ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return True to pass a variable to ranks, unless srun would take it as its own option."""
+        """Return False for a variable that srun would take as one of its own options."""
         return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
 
 
@@ -256,7 +256,7 @@ def expanded(names: str) -> set[str]:
 
 
 def folded(names: Iterable[str]) -> str:
-    """Format node names for Slurm's `--exclude`, such as `nid[0102,0417]`."""
+    """Join node names into a list such as `nid[0102,0417]` for Slurm's option `--exclude`."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     nodes = NodeSet.fromlist([*names], resolver=RESOLVER_NOGROUP)

@@ -134,7 +134,7 @@ def find_device(uuid: str, address: str | None) -> Device:
 
 
 def all_devices() -> Iterator[tuple[int, Device | DeviceAbsentError]]:
-    """Yield AMD SMI's index and the `Device`, never an error, of each GPU or partition of a GPU."""
+    """Yield each GPU or partition of a GPU: AMD SMI's index, and the `Device` (never an error)."""
     return enumerate(starmap(AmdDevice, _gpus()))
 
 

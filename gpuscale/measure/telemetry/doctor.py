@@ -117,7 +117,7 @@ def _examined_gpus(smi: Smi) -> Iterator[ExaminedGpu]:
 
 
 def find_problems(machine: Machine) -> tuple[str, ...]:
-    """Return the problems of the driver and the GPUs that would disturb a measurement."""
+    """Return the problems, of the driver or of GPUs, that would disturb a measurement."""
     found: list[str] = []
     if machine.driver_broken:
         remedy = "reload it, or reboot after an update"

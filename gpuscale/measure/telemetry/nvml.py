@@ -174,7 +174,7 @@ class NvmlDevice(Device):
         return tuple(states)
 
     def _nvlink_errors(self, names: Sequence[str]) -> int:
-        """Sum the counters over all NVLinks; raise NotSupportedError for one that no link has."""
+        """Sum counters over all NVLinks; raise NotSupportedError if a counter exists on no link."""
         if not self._links:
             self._nvlink_active()
         errors = 0
