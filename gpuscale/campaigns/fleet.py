@@ -49,7 +49,7 @@ _CONTROLS, _BETWEEN_CONTROLS = 4, 8
 def nodes_to_sweep(partition: str | None, asked: str) -> tuple[str, tuple[str, ...]]:
     """Return the partition and names of the nodes in `asked`, which is `all` or a Slurm node list.
 
-    If `partition` is None, search all. Raise UsageError if nodes are unknown or not comparable.
+    If `partition` is None, search all partitions. Raise if nodes are unknown or not comparable.
     """
     if (nodes := cluster_nodes(partition)) is None:
         raise UsageError("sinfo does not answer; start the sweep on a login node of the cluster")
@@ -86,7 +86,7 @@ class Sweep:
         say: Callable[[str], None],
         most_queued: int,
     ) -> None:
-        """`submit` submits a named job and returns its Slurm job number; `say` prints a message."""
+        """`submit` submits a job under a name and returns its Slurm ID; `say` prints a message."""
         self._folder, self.record, self._submit, self._say = folder, record, submit, say
         self._most_queued = most_queued
         self._given_up: set[str] = set()
@@ -125,7 +125,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record a job's end if not `queued`; cancel it if it waits too long or for a down node."""
+        """Record a job that has ended; cancel a waiting one that is late or whose node is down."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.
@@ -176,7 +176,7 @@ class Sweep:
         self._say(f"{job.node} {outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
-        """Submit jobs up to the limit; return False if no job is left to follow or to submit."""
+        """Submit jobs up to `_most_queued`; return False if none is left to follow or to submit."""
         while len(self._open()) < self._most_queued:
             if (following := next(self._next(known), None)) is None:
                 break
@@ -212,7 +212,7 @@ class Sweep:
         yield from ((name, False) for name in (*idle, *again, *fresh))
 
     def _start(self, node: str, is_control: bool) -> bool:
-        """Submit a job. Return False if Slurm refuses; repeated refusals raise SchedulerError."""
+        """Submit a job on `node`; return False if Slurm refuses, or raise if it refuses often."""
         number = 1 + max((job.number for job in self.record.jobs if job.node == node), default=0)
         job = SweepJob(node=node, number=number, is_control=is_control, submitted_at_s=time.time())
         self._keep(replace(self.record, jobs=(*self.record.jobs, job)))

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline, *, weak: bool) -> str:
-    """Describe both baselines' smallest detectable slowdowns; raise if too large, unless `weak`."""
+    """Describe the smallest detectable slowdowns; unless `weak`, raise if one became too large."""
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     if not weak:
@@ -152,7 +152,7 @@ def _approved(
     proposed: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """Print all proposals; return the approved ones and the reason to record; each may be empty."""
+    """Print all proposals; return the approved ones, and the reason to record with them."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")

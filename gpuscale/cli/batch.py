@@ -121,7 +121,7 @@ def _power_of_two(number: int) -> int:
 
 
 def has_fitted(run: Run, batch: int, fitted: int) -> bool:
-    """True if the batch fitted, False if out of memory; raise GpuscaleError for other failures."""
+    """True if `batch` fits, False if out of memory, else raise; `fitted` is the largest so far."""
     failure = run.failure
     if failure is None or failure.kind == "unsteady":
         return True

@@ -207,7 +207,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse words from GOOD on; return the sides, the test or command, and True for a command."""
+    """Parse GOOD and the rest; return the sides, the test or command, and True for a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)

@@ -142,7 +142,7 @@ def validate_sides(before: Path, after: Sequence[Path]) -> None:
 def outputs_of(
     options: Sequence[str] | None, others: Sequence[Path]
 ) -> list[tuple[str, Path | None]]:
-    """Parse `--format` into (format, file or None to print); raise if `others` has the file."""
+    """Parse `--format` into (format, file or None to print); raise if a file is in `others` too."""
     outputs = [_output(option) for option in options or ()]
     printed = [name for name, path in outputs if path is None]
     if len(printed) > 1:

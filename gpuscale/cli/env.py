@@ -67,7 +67,7 @@ def changes_between(before: MeasuredWith, after: MeasuredWith) -> list[Environme
 
 
 def software_text(environments: Sequence[Environment], nodes: Sequence[NodeEvidence]) -> str:
-    """Return one line per version, library and package; list all values if environments differ."""
+    """Return a line for each field, script, library and package, with all its distinct values."""
     lines = []
     for field in ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in environments]

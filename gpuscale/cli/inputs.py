@@ -53,7 +53,7 @@ def results_path(text: str) -> Path:
 
 
 def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
-    """Read results (or baselines); drop duplicate runs, and excluded nights if others remain."""
+    """Read results or baselines; drop duplicate runs; drop excluded nights if there are others."""
     read: list[Results] = []
     for path in paths:
         content = read_any(path) if or_baselines else read_results(path)
@@ -133,7 +133,7 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
 
 
 def default_folder() -> Path:
-    """Return the results folder or, if it has no results, the nights folder of the only machine."""
+    """Return the results folder if it has results, else the only nights folder, or raise."""
     above = nights_folder(os.environ)
     inside = above.iterdir() if is_folder(above) else ()
     folders = sorted(each for each in inside if each.name[0] != "." and each.is_dir())

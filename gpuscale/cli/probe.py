@@ -105,7 +105,7 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Probe all nodes; take the most frequent precision and DDP bucket sizes from `results`."""
+    """Run probes on all nodes with the most frequent precision and all DDP buckets in `results`."""
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []
     usual = Counter(each.precision for each in configurations).most_common(1)

@@ -104,7 +104,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[comman
 
 
 def name_of_command(words: Sequence[str]) -> str:
-    """Return the first script's name, even in `sh -c "python train.py"`, or else the program's."""
+    """Return the first script's name, else the program's; raise UsageError if that is a shell."""
     parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
     scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
     program = Path(words[0]).name

@@ -148,7 +148,7 @@ def job_s(measured: Measured, runs: int) -> float:
 
 
 def is_confirmed(announcement: str, yes: bool) -> bool:
-    """Print the announcement; True if `yes` or the user agrees; UsageError if unable to ask."""
+    """Print the announcement; return True if `yes` or the user agrees; raise if unable to ask."""
     say(announcement)
     if yes:
         return True

@@ -151,7 +151,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
 
 
 def misuse(error: BaseException) -> str | None:
-    """Explain an error due to an unknown gpuscale name or a mark without `case=`; else None."""
+    """Explain an error from an unknown gpuscale name or a mark without `case=`; None for others."""
     places = [
         (frame, as_place(frame.f_code.co_filename, line))
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -188,7 +188,7 @@ class CommandItem:
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Module:
-        """Name the test's module after the case, since the module's path means nothing to users."""
+        """Name the test's module after the case; the module's path means nothing to users."""
         module: pytest.Module = pytest.Module.from_parent(
             parent, path=module_path, nodeid=self.case.name()
         )

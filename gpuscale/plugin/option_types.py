@@ -12,7 +12,7 @@ from gpuscale.base.text import no_such, parse_count
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse and sort counts such as `1,2,4`; raise ArgumentTypeError for bad ones or duplicates."""
+    """Parse and sort counts such as `1,2,4`; raise ArgumentTypeError if invalid or duplicate."""
     numbers = [parse_count(part) for part in text.split(",")]
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text} has a number twice; name each once, such as 1,2,4")
@@ -42,7 +42,7 @@ def one_of(*known: str) -> Callable[[str], str]:
 
 
 def absolute_path(text: str) -> Path:
-    """Parse a path and make it absolute, since pytest may change its working directory later."""
+    """Parse a path and make it absolute, because pytest may change its working directory later."""
     return Path(text).expanduser().absolute()
 
 

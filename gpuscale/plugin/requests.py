@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise an error for duplicate case names, an unknown size, or faults in ranks no run has."""
+    """Raise an error if cases share a name, a size is unknown, or a fault's rank is in no run."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:

@@ -182,7 +182,7 @@ def _validate_same(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if there are runs and all execute commands; the header describes their interpreter."""
+    """True if there are runs, all of commands; then the header describes their interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

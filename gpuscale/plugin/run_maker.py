@@ -126,7 +126,7 @@ class RunMaker:
         return skip_reason(plan, self.recorder.environment, self.options) is None
 
     def unmeasurable(self, plan: ItemPlan) -> NoRun | None:
-        """Return why an item executes no run, the stopping rule aside; None if a run is needed."""
+        """Return why an item executes no run, ignoring the stopping rule; None if one is needed."""
         environment, resumed = self.recorder.environment, self.recorder.resumed
         if reason := skip_reason(plan, environment, self.options):
             there = environment.node_count * environment.gpus_per_node
@@ -141,7 +141,7 @@ class RunMaker:
         return None
 
     def time_left(self, runs: int) -> str:
-        """Return the estimated time for so many runs, as `, 4 min 10 s left`; empty if unknown."""
+        """Return the estimated time for `runs` runs, as `, 4 min 10 s left`; empty if unknown."""
         walls_s = [run.wall_s for run in self.recorder.new_runs if run.is_valid and run.wall_s]
         if not walls_s or not runs:
             return ""
@@ -185,10 +185,10 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that shows that further runs of this row would fail; None if none does.
 
-    Any of these is enough: the row's last two runs timed out at the same batch size; the row has no
-    valid run, and its last two timed out, any two raised an exception, or any printed no steps; its
-    case and strategy have no valid run on any number of GPUs, and two of their runs raised an
-    exception or printed no steps. Other failures, such as lack of memory, do not count.
+    Timeouts of the row's last two runs suffice if their batch size was the same or the row has no
+    valid run. In a row without a valid run, two exceptions or one run that printed no steps suffice
+    too. If its case and strategy have no valid run on any number of GPUs, two runs that raised an
+    exception or printed no steps suffice. Other failures, such as lack of memory, do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:

@@ -39,7 +39,7 @@ def own_stream() -> TextIO:
 
 @contextmanager
 def progress_line(stream: TextIO, launcher: Launcher, request: RunRequest) -> Iterator[None]:
-    """Show progress after the item's ID on a terminal until the run ends."""
+    """If `stream` is a terminal, show the run's progress after the item's ID until the run ends."""
     columns = columns_of(stream)
     # pytest prints IDs relative to the folder in which it was started, so they may be shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")

@@ -13,7 +13,7 @@ from gpuscale.campaigns.bisection import kinds
 
 @dataclass(slots=True, kw_only=True)
 class Commits(kinds.Kind):
-    """The commits in a range, following first parents, as the changes of a bisection.
+    """The commits of a range as the changes of a bisection; only first parents are followed.
 
     Trials check them out from a clone, so that nothing is left behind in the user's repository.
     """
@@ -58,7 +58,7 @@ class Commits(kinds.Kind):
         return self._commits[len(applied)]
 
     def setting(self, applied: kinds.Applied) -> kinds.Setting:
-        """Check out the last applied commit if not yet done; return a Setting for runs there."""
+        """Check out an environment's commit if not yet done; return a Setting for the checkout."""
         place = self._folder / self.name_of(applied)
         if not (place / ".git").exists():
             clone = ("-C", str(self._folder / "repository"), "worktree", "add", "-f", "--detach")

@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Kind(ABC):
-    """Base class for kinds of changes, such as packages; creates environments with some applied."""
+    """Base class for kinds of changes, such as packages; creates environments that apply them."""
 
     noun: ClassVar[str]
     is_ordered: ClassVar[bool] = False
@@ -72,7 +72,7 @@ class Kind(ABC):
         self.groups = (*range(len(self.changes)),)
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - variables need nothing
-        """Prepare once for creating environments in `folder`; the default does nothing."""
+        """Prepare `folder` before environments are created in it; do nothing unless overridden."""
 
     @abstractmethod
     def _content(self, applied: Applied) -> object:
@@ -183,7 +183,7 @@ def side_of(path: Path) -> BisectionSide:
 def differences_elsewhere(
     good: BisectionSide, bad: BisectionSide, tried: Collection[str] = ()
 ) -> list[str]:
-    """Describe recorded differences, such as drivers, other than packages and `tried` variables."""
+    """Describe the recorded differences in anything but packages and the variables in `tried`."""
     of_packages = ("torch", "torchvision", "lightning", "nccl", "cudnn", "cuda", "rccl", "miopen")
     names = {*tried, *(f"{name}_version" for name in of_packages)}
     changes = environment_changes(good.recorded, bad.recorded)
@@ -191,7 +191,7 @@ def differences_elsewhere(
 
 
 def validate_sides(good: BisectionSide, bad: BisectionSide) -> None:
-    """Raise a UsageError if packages are unknown or identical, or if the Python versions differ."""
+    """Raise UsageError if a side has no packages, if both have the same, or if Pythons differ."""
     for name, side in (("GOOD", good), ("BAD", bad)):
         if not side.pins:
             remedy = "name the folder of an environment, or its pip freeze in a .txt"

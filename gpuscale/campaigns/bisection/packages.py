@@ -114,7 +114,7 @@ class Packages(kinds.Kind):
         return reason.removeprefix("error: ").replace(" cause:", ":")
 
     def _group(self, sites: Iterable[Path]) -> None:
-        """Put two packages in the same group if one pins the other; sort all changes by group."""
+        """Group packages if one pins the other in metadata in `sites`; sort changes by group."""
         numbers = {change.name: number for number, change in enumerate(self.changes)}
         group = dict(enumerate(self.groups))
         for package in importlib.metadata.distributions(path=[*map(str, sites)]):
@@ -141,7 +141,7 @@ class Packages(kinds.Kind):
 
 
 def _needed_files(without: set[str]) -> Iterator[Path]:
-    """Yield the top-level files and folders of gpuscale's dependencies not named in `without`."""
+    """For each dependency of gpuscale not in `without`, yield its top-level files and folders."""
     site = Path(sysconfig.get_path("purelib"))
     waiting, seen = ["gpuscale"], {"gpuscale", *without}
     while waiting:

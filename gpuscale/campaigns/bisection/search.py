@@ -1,11 +1,11 @@
 """Find the changes that make an environment slower, and confirm each of them by measurement.
 
-Halving: compare environments with none, the first half, and all of the changes. The step from the
-first environment to the second judges the first half, the next step judges the second half. This
-finds several independent culprits at once.
-Extension: if the culprits alone do not cause the whole slowdown, search with the culprits applied
-for changes that act only in combination with them. If the slowdown remains without the culprits,
-search without them for changes whose effect they hide. Culprits that prove needless are dropped.
+Halving: compare three environments, which apply none, the first half, and all of the changes.
+Search the first half further if the second environment is slower than the first, and the second
+half if the third is slower than the second. This finds several independent culprits at once.
+Extension: if the culprits alone cause only a part of the slowdown, apply them and search the other
+changes for those that act only together with them. If a slowdown remains without the culprits,
+search the other changes alone, because culprits can hide their effect. Drop needless culprits.
 """
 
 import itertools
@@ -44,7 +44,7 @@ Unit = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """Search for changes that cause a slowdown; splits a group of changes only if it must."""
+    """A search for changes that cause a slowdown; it splits a group only after isolating it."""
 
     turns: AlternatingTrials
     groups: Sequence[int]
@@ -99,7 +99,7 @@ class Search:
         return self._result(BisectionFinding.SUSPECTED, alone, taken_back, reason=reason)
 
     def _proved_in_order(self, found: list[Unit], bad: Applied, loss: float) -> Bisection:
-        """Confirm culprits in an ordered range, by measuring just before and just after each."""
+        """Confirm culprits among ordered changes by measuring just before and just after each."""
         units = {(unit[0], unit[-1] + 1): unit for unit in sorted(found)}
         edges = sorted({0, len(bad), *itertools.chain.from_iterable(units)})
         sides = [frozenset(range(edge)) for edge in edges]
@@ -143,7 +143,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield indices to split `changes` at, middle first; within a group only if it is all."""
+        """Yield indices to split `changes` at, middle first; inside a group only if it is alone."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]

@@ -42,7 +42,7 @@ _ATTEMPTS = 2
 
 
 class OutOfBudgetError(Exception):
-    """Raised if no further run may start, since the budget of trials or of time is spent."""
+    """Raised if no further run may start because the budget of trials or of time is spent."""
 
     def __init__(self, budget: Literal["trials", "time"]) -> None:
         super().__init__(budget)
@@ -192,7 +192,7 @@ class AlternatingTrials:
     def compare(
         self, sides: Sequence[Applied], limits: TrialLimits, patience: int = 1
     ) -> list[SpeedDifference] | None:
-        """Compare each environment in `sides` with the previous one; None if one fails to run.
+        """Compare each environment in `sides` with the one before it; None if any fails to run.
 
         `patience` multiplies the maximum number of runs per environment.
         """
@@ -214,7 +214,7 @@ class AlternatingTrials:
         return steps
 
     def _round(self, sides: Sequence[Applied], *, backwards: bool) -> list[float] | None:
-        """Measure the log step time of each environment once; None if one fails to run."""
+        """Run all sides, last first if `backwards`; return log step times, None if any fails."""
         made: list[float] = []
         for side in sides[::-1] if backwards else sides:
             if side in self.broken:
@@ -229,7 +229,7 @@ class AlternatingTrials:
         return made[::-1] if backwards else made
 
     def _differences(self, rounds: Sequence[Sequence[float]]) -> list[Difference]:
-        """Estimate differences of successive environments, with noise pooled over all trials."""
+        """Estimate differences between successive environments; pool the noise of all trials."""
         squares, df = _residuals(rounds)
         total: float = df
         if self._df:
@@ -244,7 +244,7 @@ class AlternatingTrials:
 
 
 def _residuals(rounds: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return residual sum of squares and degrees of freedom, net of round and environment means."""
+    """Fit round and environment means; return residual sum of squares and degrees of freedom."""
     sides = [statistics.fmean(side) for side in zip(*rounds, strict=True)]
     whole = statistics.fmean(sides)
     squares = math.fsum(

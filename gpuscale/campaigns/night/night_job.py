@@ -51,7 +51,7 @@ class NightJob:
     def __init__(
         self, job: str | None, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """`measure` holds arguments for pytest, `compare` for `gpuscale compare` (may be empty)."""
+        """`measure` holds arguments for pytest, `compare` holds those for `gpuscale compare`."""
         self._job, self._measure, self._command = job, measure, command
         self._history, words = _without_option(compare, "--history")
         """Folder of nights to judge against; None if there is none, or if a baseline was given."""
@@ -134,7 +134,7 @@ class NightJob:
         return results.exists() and results.stat().st_size > 0
 
     def _judge(self) -> int | None:
-        """Compare the results and save the comparison; return its exit code, None if not judged."""
+        """Compare results, save the outcome, return the exit code; None if nothing to compare."""
         results, judges = self.folder / RESULTS, [self._baseline] if self._baseline else []
         nights = Path(self._history).rglob("*.jsonl") if self._history else ()
         others = (path for path in nights if not path.parent.samefile(self.folder))
@@ -243,7 +243,7 @@ def run_on_verdict(
 ) -> str | None:
     """Run a site's command for verdicts; return None on success, else an error (`ended with 3`).
 
-    The command gets `document` as stdin; after `end_s` seconds it is killed with its children.
+    It gets `document` as stdin, `code` and `meaning` as variables, and at most `end_s` seconds.
     """
     environment = {
         **os.environ,
