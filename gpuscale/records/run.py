@@ -241,7 +241,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if a window lacks busy times, or if model parameters wrongly differ."""
+    """Raise a FieldError if windows lack busy times, or ranks of one model have unlike ones."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):

@@ -13,7 +13,7 @@ from gpuscale.campaigns.bisection import kinds
 
 @dataclass(slots=True, kw_only=True)
 class Commits(kinds.Kind):
-    """The commits of a range as the changes of a bisection; only first parents are followed.
+    """The commits of a range, as candidates of a bisection; only first parents are followed.
 
     Trials check them out from a clone, so that nothing is left behind in the user's repository.
     """

@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge a row by its worst ratio: worst by verdict, then (unless consistent) by excess loss.
+    """Judge a row by its worst ratio: by verdict and, among equal losses, by excess loss.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

@@ -116,7 +116,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
     Gains are then relative to the mean of the baseline's non-outlying allocations, not of all its
-    runs. It takes 4 allocations, though 2 may be enough if they differ far more than their runs.
+    runs. Estimating takes 4 allocations, or 2 if they differ far more than runs within them do.
     """
     count = len(baseline.common_allocations)
     if not current.common_allocations or count < 2:

@@ -73,7 +73,7 @@ class Quantity:
 
     @property
     def stated_bound(self) -> float:
-        """Upper bound of the loss as stated in reports; it covers the whole reported interval."""
+        """Upper bound of the loss as stated in reports, never below that of their interval."""
         low, _ = self.gain.interval() or (0.0, 0.0)
         return max(self.loss_of(low), self.loss_bound or 0.0)
 

@@ -51,7 +51,7 @@ _OF_SCRIPTS = (CauseKind.DATA, CauseKind.COMMUNICATION, CauseKind.SLOW_RANK, Cau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEvidence:
-    """Evidence for the causes of a regression of one configuration on one number of GPUs."""
+    """Evidence on why one configuration regressed on one number of GPUs."""
 
     key: PointKey
     before: tuple[Step, ...]

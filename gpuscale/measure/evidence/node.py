@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a reader of what `pattern` finds: `a`, or `a on 3, b on 1` (files) if files differ."""
+    """Return a reader of `pattern` in matching files: `a`; if 4 files differ, `a on 3, b on 1`."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

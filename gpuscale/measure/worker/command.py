@@ -65,7 +65,7 @@ def _record_software_until_end(place: Place) -> None:
     directory, has_looked = place.directory, False
     while not directory.enough.exists():
         if not has_looked and directory.progress.exists():
-            place.count_ranks()
+            place.world_sizes()
             software = software_of(place.processes(), with_packages=False)
             directory.software(place.number).write(software)
             has_looked = True
@@ -186,7 +186,7 @@ class _Watch:
         """Raise CommandError if the command has started more or fewer ranks than requested."""
         place, reader, gpus = self._place, self._reader, self._request.gpus
         on_gpu, words = self._request.devices, place.command.words
-        counts = place.count_ranks()
+        counts = place.world_sizes()
         is_known = counts or any(name in os.environ for name in RANK_COUNT_VARIABLES)
         if not (is_known or on_gpu or place.covers_all_nodes) and reader.has_steps:
             # On CPU, each rank that torchrun and the like create has such a variable, unless it

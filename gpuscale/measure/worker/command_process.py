@@ -82,8 +82,8 @@ class Place:
         """Return the process IDs of the command on this node."""
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
-    def count_ranks(self) -> set[int]:
-        """Return the processes' world sizes; in a run across nodes, write their ranks to a file."""
+    def world_sizes(self) -> set[int]:
+        """Return the world sizes of the processes; across nodes, write their ranks to a file too."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.

@@ -107,7 +107,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
 
 
 def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explanation]:
-    """Explain the verdicts of all rows except those whose numbers need no explanation.
+    """Yield an explanation of each verdict that the numbers in the table leave unexplained.
 
     Rows that differ only in their numbers share an explanation, which quotes the row with the most
     devices. `advice` holds the headline's next steps, which explanations do not repeat. If there
