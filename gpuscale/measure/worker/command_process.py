@@ -83,7 +83,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def world_sizes(self) -> set[int]:
-        """Return the world sizes of the processes; across nodes, write their ranks to a file too."""
+        """Return the world sizes of the processes; across nodes, write their ranks to a file."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.
