@@ -77,7 +77,7 @@ def test_a_baseline_grows_by_the_figure_that_it_was_recorded_with(
     known = [of_recorded]
     for name in ("one", "two"):
         grown = shell("baseline", "update", "b.json", f"{name}.jsonl", "--add").stdout
-        assert grown.rstrip().endswith(f"; before: {known[-1]}")
+        assert f"; before: {known[-1]}\nnext  measure at" in grown
         known += promised.findall(grown)
     assert len(known) == 3
 
@@ -135,7 +135,7 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     answer = shell(*added("n20", "n21", "n22", "n23"))
     assert answer.returncode == 3
     assert "mnist_cnn/ddp on 2 GPUs regressed in 22: not added, since" in answer.stdout
-    assert "nothing was written; approve with --reason TEXT and --accept all, or" in answer.stdout
+    assert "written\nnext  if nothing was changed, sessions of this machine" in answer.stdout
     assert path.read_bytes() == before
     assert shell(*added("n20", "n21", "n23")).returncode == 0
     assert shell(*added("n22"), "--accept", "all").returncode == 2

@@ -238,6 +238,9 @@ def test_a_change_between_few_sessions_is_doubted_and_one_over_many_is_not(
     assert facts_of(one.notes, "few_sessions")["sessions"] == 1
     known = "" if code == 0 else " (the loss holds if by"
     assert f"it is unknown how much sessions differ{known}" in said(one)["beware"]
+    first, of_many = (next(iter(said(each).values())) for each in (one, many))
+    assert first.endswith(", compared with only 1 session")
+    assert "compared with" not in of_many
     assert ("up_to" in facts_of(one.notes, "few_sessions")) is bool(known)
     assert "beware" not in said(many)
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))

@@ -3,26 +3,16 @@
 import argparse
 import math
 import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, rough_percent, visible
 from gpuscale.cli import baseline_update, show
-from gpuscale.cli.baseline_update import (
-    AS_IT_IS,
-    login_name,
-    night_sizes,
-    smallest_losses,
-    strength_text,
-    validate_strength,
-)
 from gpuscale.cli.import_ import add_recorded, defaults_of, paths_of, sessions_in
 from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, results_path, say
 from gpuscale.judge.baseline import MINIMUM_RUNS, TOO_WEAK, baseline_from_results, entries_of
@@ -33,21 +23,16 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import ADD, measuring
+from gpuscale.reports.comparison.next_step import measuring
 from gpuscale.reports.phrases import busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.screen import Screen, labelled_lines
 from gpuscale.store.files import make_folder, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
 
 _TABLE = "table"
-_OFTEN_OPEN = 2.0
-"""Smallest detectable loss, in units of the loss that *ok* rules out, from which on a night of an
-unchanged machine is *ok* in fewer than 4 of 5 rows."""
 _MOST_RUNS = 40
 _NEW_FILE = "--results more.jsonl"
-_LOOSEN = "measure more runs in each session, or loosen its limits (docs/baselines.md)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,28 +69,23 @@ def _record(arguments: argparse.Namespace) -> int:
     baseline = baseline_from_results(
         results, name=arguments.output.stem, cluster=arguments.cluster, choice=choice_of(arguments)
     )
-    baseline = replace(baseline, recorded_by=login_name())
-    sizes, entries = night_sizes(baseline), entries_of(baseline.runs)
-    losses = smallest_losses(baseline, sizes)
+    baseline = replace(baseline, recorded_by=baseline_update.login_name())
+    sizes, entries = baseline_update.night_sizes(baseline), entries_of(baseline.runs)
+    losses = baseline_update.smallest_losses(baseline, sizes)
     nights = outlying_nights((entry, None) for entry in side_of_baseline(baseline).entries)
     for note in nights:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak:
         steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        validate_strength(losses, [*steps, ("or", AS_IT_IS)])
+        baseline_update.validate_strength(losses, [*steps, ("or", baseline_update.AS_IT_IS)])
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
-    say(strength_text(losses, sizes))
+    say(baseline_update.strength_text(losses, sizes))
     if busy_runs := busy_text(baseline.runs):
         say(f"beware: {busy_runs}")
-    steps = [*_to_extend(arguments.output, baseline, results[-1].started_as)]
-    if losses[0].loss > _OFTEN_OPEN * baseline.tolerances.ok_bound:
-        say("since its runs deviate so much, an unchanged machine will often be inconclusive")
-        steps.append(("or" if steps else "next", _LOOSEN))
-    if steps:
-        say("\n".join(labelled_lines(steps, Screen.of(sys.stdout).columns)))
+    baseline_update.say_how_to_extend(arguments.output, baseline, results[-1].started_as)
     return ExitCode.OK
 
 
@@ -130,18 +110,6 @@ def _to_strengthen(
         longer = measuring(started_as, f"--run-seconds {seconds} {_NEW_FILE}")
         steps += [("or", "make longer runs"), ("run", longer)]
     return steps
-
-
-def _to_extend(path: Path, baseline: Baseline, started_as: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) advice on adding sessions to a baseline; nothing if it has enough."""
-    lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
-    if lacking > 0:
-        others = counted(lacking, "other time")
-        spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
-        yield "next", f"measure at {others} too, and add each file; {spread}"
-        yield "run", measuring(started_as, _NEW_FILE)
-        yield "then", "add it"
-        yield "run", f"{ADD} {shlex.quote(visible(str(path)))} more.jsonl"
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

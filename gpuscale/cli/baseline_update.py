@@ -4,6 +4,7 @@ import argparse
 import getpass
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,8 +13,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, UsageError
-from gpuscale.base.text import clean, counted, no_such, rough_percent
+from gpuscale.base.text import clean, counted, joined, no_such, rough_percent, visible
 from gpuscale.cli.inputs import each_run_once, read_all_results, results_path, say
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
@@ -31,9 +33,10 @@ from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
+from gpuscale.reports.comparison.next_step import ADD, measuring
 from gpuscale.reports.phrases import FOUND, format_range, runs_text, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
+from gpuscale.reports.screen import PLAIN_COLUMNS, Screen, labelled_lines
 from gpuscale.reports.show.formats import step_time_text
 from gpuscale.store.files import read_baseline, write_baseline
 
@@ -41,6 +44,8 @@ _MOST_NAMED = 5
 _NIGHTS = 5
 """Number of a baseline's latest nights from which the smallest loss that is found is estimated."""
 _EVERYTHING = "all"
+_UPDATE = "gpuscale baseline update"
+_IF_UNCHANGED = "if nothing was changed, sessions of this machine differ that much: approve it"
 AS_IT_IS = "take it as it is, with --weak"
 
 
@@ -86,10 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, reason = _approved(arguments, baseline, proposed, results)
     if not chosen or not reason:
         names = dict.fromkeys(p.selectors[0] for p in proposed if not p.obstacle)
-        how = HOW_TO_MEASURE_MORE
+        say(f"{path}: nothing was written" + ("" if names else f"; {HOW_TO_MEASURE_MORE}"))
         if names:
-            how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
-        say(f"{path}: nothing was written; {how}")
+            files = joined(visible(f"{file}") for file in (path, *arguments.results))
+            command = f"{ADD if arguments.add else _UPDATE} {files} --accept all --reason TEXT"
+            why = _IF_UNCHANGED if arguments.add else "if all of it is intended, approve it"
+            _say_steps(("next", why), ("run", command), ("or", f"only {', '.join(names)}"))
         return ExitCode.INCONCLUSIVE
     now = datetime.now(UTC).isoformat(timespec="seconds")
     after = revised(baseline, chosen, results, reason=reason, at=now, by=login_name())
@@ -98,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written")
     if arguments.add:
         say(strength)
+        say_how_to_extend(path, after, results[-1].started_as)
     by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
 
@@ -209,6 +217,22 @@ def login_name() -> str | None:
     except (OSError, KeyError, ImportError):
         return None
     return clean(name).strip()[:NAME_LIMIT] or None
+
+
+def say_how_to_extend(path: Path, baseline: Baseline, started_as: str | None) -> None:
+    """Print advice on adding sessions to a baseline, unless it has enough of them."""
+    lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
+    if lacking > 0:
+        runs, others = max(night_sizes(baseline).values()), counted(lacking, "other time")
+        spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
+        again = measuring(started_as, f"--runs {runs} --results more-$(date +%s).jsonl")
+        add = f"{ADD} {joined([visible(f'{path}')])} more-*.jsonl"
+        how = ("next", f"measure at {others} too, and add these files; {spread}"), ("run", again)
+        _say_steps(*how, ("then", "add them"), ("run", add))
+
+
+def _say_steps(*steps: tuple[str, str]) -> None:
+    say("\n".join(labelled_lines(steps, Screen.of(sys.stdout).columns)))
 
 
 class SmallestLoss(NamedTuple):

@@ -1,11 +1,16 @@
-"""Describe the evidence for a slowdown's causes: phases, devices, ports, changes and probes."""
+"""Describe evidence for causes of a slowdown: phases, slow ranks, devices, ports, probes."""
 
-from collections.abc import Iterator, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from gpuscale.analysis.probabilities import t_probability
+from gpuscale.analysis.step_parts import steps_of
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import format_bytes, format_seconds, whole_percent
-from gpuscale.records import EnvironmentChange, Probe
+from gpuscale.base.text import format_bytes, format_percent, format_seconds, whole_percent
+from gpuscale.judge.diagnose.step_parts import stragglers_of
+from gpuscale.records import EnvironmentChange, Probe, Run
 from gpuscale.records.cause import (
     Cause,
     CauseKind,
@@ -22,6 +27,11 @@ from gpuscale.reports import phrases
 
 _Kind = TypeVar("_Kind")
 _NAMED_PORTS = 3
+NAMED_SKEW = 0.02
+"""Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
+UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
+"""Probabilities that one of equal ranks is as often the slowest from which on it is said so, and
+from which on the slow rank is doubted."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _COUNTERS = {
@@ -145,3 +155,38 @@ def device_text(uuid: str, host: str | None = None) -> str:
     """Return a device's name, `GPU-ab12… on node1`; `GPU-` is added to UUIDs that lack it."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"
+
+
+def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
+    """Name the rank that is the slowest in most runs of a row, and its lag; empty if it is small.
+
+    A rank that is so by chance with a probability above `most_chance` is not named. If none is the
+    slowest in most runs, the text says so.
+    """
+    steps = steps_of(runs)
+    if not steps or len(steps[0].ranks) == 1:
+        return ""
+    found = stragglers_of(steps, usual_skew_s=0.0)
+    behind = [step for step in steps if step.slowest.rank in found.ranks]
+    of, k, share = len(steps), len(behind), len(found.ranks) / len(steps[0].ranks)
+    if not behind:
+        in_turn = "the slowest rank is another one from run to run, as by chance"
+        return in_turn if most_chance == 1.0 else ""
+    lags = [step.skew_s / step.median.pace_s for step in behind]
+    # Probability that, of equal ranks, some are the slowest in so many of the runs.
+    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
+    if k == of > 2:
+        # Lags that agree show more than their signs do.
+        error = max(statistics.stdev(lags), 0.001) / math.sqrt(k)
+        tail = t_probability(-statistics.fmean(lags) / error, k - 1)
+    chance = tail / share if of > 1 else 0.0
+    if statistics.median(lags) < NAMED_SKEW or chance > most_chance:
+        return ""
+    who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
+    where = f" in {k} of {of} runs" if of > 1 else ""
+    by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
+    doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
+    if not UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
+        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
+    other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
+    return f"{who}: the slowest{where}, {by} behind {other}{doubt}"

@@ -285,8 +285,8 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "with {sessions} before, it is unknown how much sessions differ{up_to}; to be sure, "
-        "measure both sides in turn, in further sessions",
+        "it is unknown how much sessions differ{up_to}; to be sure, measure both sides in turn, in "
+        "further sessions",
         caution="",
     ),
     "assumed_spread": Words(

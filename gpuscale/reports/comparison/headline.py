@@ -26,6 +26,8 @@ from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement
 
 _NAMED_GAIN = 0.02
 """Smallest gain on one device that is named beside a loss of efficiency."""
+_NEARLY = 0.75
+"""Share of the main cause's lost time from which on the second is named beside it."""
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
@@ -40,10 +42,12 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
+    few = [note.facts["sessions"] for note in comparison.notes if note.code == "few_sessions"]
+    since = f", compared with only {phrases.counted(few[0], 'session')}" if few else ""
     found = changes_of(comparison, comparison.entries)
     changes = (when + ", ".join(map(environment_text, each)) for when, each in found)
     lines = (
-        _verdict_line(rows),
+        _verdict_line(rows, since),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows)),
         ("changed", "; ".join(dict.fromkeys(changes))),
@@ -60,17 +64,17 @@ def is_headlined(note: Statement) -> bool:
     return is_change or WORDS[note.code].caution is not None
 
 
-def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
+def _verdict_line(rows: Sequence[Row], since: str) -> tuple[str, str]:
     """Return the label and text of the first line: `REGRESSED`, `3 of 4 rows: …; 1 ok`."""
     verdicts = [row.entry.verdict for row in rows]
     of_all = f"of {phrases.counted(len(rows), 'row')}"
     verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
-        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}"
+        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}{since}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
-    what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)
+    what = "; ".join(_losses(chosen)) + since if verdict.is_loss else _doubt(verdict, chosen)
     parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", phrases.counted_verdicts(others)]
     return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 
@@ -180,7 +184,10 @@ def _first_cause(rows: Sequence[Row]) -> str:
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
     doubt = "" if shared[0].entry.verdict.is_loss else ", if anything was lost"
-    return f"{headline(*causes)}{share_text(*causes)}{doubt}; {subject_of(shared, rows)}"
+    first, *others = shared[0].entry.causes
+    near = [o for o in others if (o.lost_s or 0.0) > _NEARLY * (first.lost_s or 0.0) > 0]
+    also = "".join(f", and {headline(other)}{share_text(other)}" for other in near[:1])
+    return f"{headline(*causes)}{share_text(*causes)}{also}{doubt}; {subject_of(shared, rows)}"
 
 
 def changes_of(

@@ -22,11 +22,8 @@ ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
-_LOOSEN = "loosen what counts as ok in these rows (docs/baselines.md)"
-_FEWEST_LONGER, _MOST_LONGER, _MANY_RUNS = 6, 12, 12
-"""Bounds of an advised number of longer runs; runs after which a looser limit is offered too."""
-_FEW_MORE = 0.1
-"""Largest share of the runs needed on both sides that may be lacking and is not asked for."""
+_FEWEST_LONGER, _MOST_LONGER = 6, 12
+"""Bounds of an advised number of longer runs."""
 
 
 class _Step(NamedTuple):
@@ -106,15 +103,16 @@ class _Adviser:
         """Return the steps that notes, the first cause and the rows suggest; empty if none do."""
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
+        shared = sharing(self.rows)
+        step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
         if weight == 0 and self.measured.injections:
-            return _either(self._measure("measure again without --inject", dropped=("--inject",)))
+            again = self._measure("measure again without --inject", dropped=("--inject",))
+            return _either(again, step and f"had the fault not been injected: {step}")
         notes = {note.code for note in comparison.notes}
         if comparison.baseline_kind == "baseline" and weight == 1:
             # Open rows would stay open the other way round.
             notes.discard("newer_baseline")
         is_busy = "busy_host" in notes
-        shared = sharing(self.rows)
-        step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
         is_cause_known = step and shared[0].entry.causes[0].code != "within_noise"
         if (weight == 0 and is_cause_known) or (weight == 1 and _is_single(worst)):
             # A busy host hides neither this cause, nor that more runs are needed.
@@ -165,8 +163,7 @@ class _Adviser:
                 row = wanted[needs.index(in_all)]
                 rest = f", as {row.name} on {row.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
-            looser = self._looser if in_all - more >= _MANY_RUNS else ""
-            return _either(self._more_now(more, in_all, rest), looser)
+            return _either(self._more_now(more, in_all, rest))
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and self.comparison.baseline_kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -235,14 +232,8 @@ class _Adviser:
         if seconds := min(row.longer_s for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
-            steps = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
-            return [*steps, *([_Step("or", self._looser)] if self._looser else [])]
-        return _either(longer, self._looser)
-
-    @property
-    def _looser(self) -> str:
-        is_baseline = self.comparison.baseline_kind == "baseline"
-        return _LOOSEN if is_baseline and not any(map(_is_slower, self.rows)) else ""
+            return self._measure_both("in longer runs", options, len(alike) * runs * seconds)
+        return _either(longer)
 
     def _how_to_find_change(self) -> str | _Command:
         """Return advice on finding the environment change at fault; empty if none is recorded."""
@@ -295,7 +286,7 @@ class _Adviser:
             text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
             again = self._measure(text, f"--runs {in_all}" if in_all else "")
             steps = _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
-        if more <= _FEW_MORE * in_all:
+        if more <= 0:
             return steps
         some = self._some([row for row in rows if _asked(row, "of_both")])
         of_rows = f" first{'' if some == 'it' else f', for {some}'}"

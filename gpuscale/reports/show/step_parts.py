@@ -1,39 +1,30 @@
 """The parts of a step as text: efficiency budget, stragglers, phases, and the ranks' paces."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.analysis.probabilities import t_probability
 from gpuscale.analysis.step_parts import (
     EfficiencyBudget,
     TypicalStep,
     efficiency_budgets,
-    steps_of,
     typical_steps,
 )
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import GPU_KINDS
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
-from gpuscale.judge.diagnose.step_parts import stragglers_of
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
+from gpuscale.reports.cause_evidence import NAMED_SKEW, slow_rank_text
 from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.screen import fitted
 
-NAMED_SKEW = 0.02
-"""Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
 NAMED_GAIN = 2
 """Smallest reported gain of efficiency by communication (a negative loss), in points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
-_UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
-"""Probabilities that one of equal ranks is as often the slowest from which on it is said so, and
-from which on the slow rank is doubted."""
-_SMALLEST_DEVIATION = 0.001
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
     ("power_mean_w", "power", "{:.0f} W".format),
@@ -102,7 +93,9 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         )
     for part in ("skew", "imbalance"):
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
-            yield from (f"{part}: {text}" for text in _stragglers(budget, runs))
+            point = (budget.configuration, budget.key)
+            of_row = [run for run in runs if (run.configuration, run.key) == point]
+            yield from (f"{part}: {text}" for text in filter(None, [slow_rank_text(of_row)]))
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
@@ -113,35 +106,6 @@ def budget_text(budget: EfficiencyBudget) -> str:
     note = f" (not measured, so in the rest: {absent})" if absent else ""
     doubt = f" {phrases.OPEN}" if phrases.is_uncertain(budget.efficiency) else ""
     return f"E {efficiency[1] / 100:.2f}{doubt} = 1{terms}{note}"
-
-
-def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
-    point = (budget.configuration, budget.key)
-    steps = steps_of(run for run in runs if (run.configuration, run.key) == point)
-    found = stragglers_of(steps, usual_skew_s=0.0)
-    behind = [step for step in steps if step.slowest.rank in found.ranks]
-    of, k, share = len(steps), len(behind), len(found.ranks) / budget.key.gpus
-    if not behind:
-        yield "the slowest rank is another one from run to run, as by chance"
-        return
-    lags = [step.skew_s / step.median.pace_s for step in behind]
-    if statistics.median(lags) < NAMED_SKEW:
-        return
-    # Probability that, of equal ranks, some are the slowest in so many of the runs.
-    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
-    if k == of > 2:
-        # Lags that agree show more than their signs do.
-        error = max(statistics.stdev(lags), _SMALLEST_DEVIATION) / math.sqrt(k)
-        tail = t_probability(-statistics.fmean(lags) / error, k - 1)
-    chance = tail / share if of > 1 else 0.0
-    who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
-    where = f" in {k} of {of} runs" if of > 1 else ""
-    by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
-    if not _UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
-        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
-    other = "the other" if budget.key.gpus == 2 else "the median rank"
-    yield f"{who}: the slowest{where}, {by} behind {other}{doubt}"
 
 
 def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
