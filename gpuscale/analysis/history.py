@@ -111,7 +111,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of nights still needed to detect an outlier; a new level takes one more."""
+        """Number of nights still needed to detect an outlier; a new level takes one night more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 

@@ -107,7 +107,7 @@ def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
-    """Return the machine's name; raise UsageError if there are no nights or several machines."""
+    """Return the only machine's name; else raise UsageError, which names the nights `left_out`."""
     machines: dict[str, str] = {}
     for night in nights:
         machine = night.environment

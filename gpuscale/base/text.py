@@ -1,4 +1,4 @@
-"""Format numbers with units, commands and error texts, and make text safe to print."""
+"""Format commands, error messages and numbers with units; make text safe to print."""
 
 import codecs
 import io

@@ -133,7 +133,7 @@ def _in_job(request: JobRequest, variable: str) -> str:
 
 
 def _night(request: JobRequest) -> str:
-    """Return shell commands that check that gpuscale starts, then start the measurements."""
+    """Return the last part of a job script: check that gpuscale starts, then measure."""
     profile = request.profile
     where, inside, remedy = _SEARCH, "", "here; install it, or set GPUSCALE_VENV to its environment"
     if profile.job.container:

@@ -207,7 +207,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Parse GOOD and the rest; return the sides, the test or command, and True for a command."""
+    """Return the sides, the test or command, and whether it is a command, from the arguments."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)

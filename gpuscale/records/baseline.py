@@ -212,7 +212,7 @@ class PublishedFigure(record.Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Return a metric's cost, or a throughput's seconds per step; None for published times."""
+        """Return a figure of which less is better: seconds per step or a metric; None for times."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

@@ -212,7 +212,7 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJob, Results]]:
-    """Yield each job of a sweep that measured its node, together with its results."""
+    """Yield the jobs of a sweep that measured their nodes, each with its results; skip others."""
     for job in record.jobs:
         if job.outcome == "measured":
             path = folder / job.results_name

@@ -50,7 +50,7 @@ class OutOfBudgetError(Exception):
 
 
 class TrialAnswer(StrEnum):
-    """Whether an environment is slower than the environment that precedes it in a trial."""
+    """Answer of a trial, which measures two environments in turn: is the second one slower?"""
 
     SLOWER = "slower"
     LIKE = "not slower"

@@ -204,7 +204,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs of rows with valid runs; in other rows, the verdict names them."""
+    """Yield notes on failed runs; for a row without valid runs, the verdict names these instead."""
     judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
     alike = by_key(
         ((len(after.failed), after.point.valid_runs, first_failure(after)), key)

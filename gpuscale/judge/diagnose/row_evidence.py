@@ -86,7 +86,7 @@ class PointEvidence:
 
     @property
     def hosts(self) -> tuple[set[str], set[str]]:
-        """Hosts of baseline and results: those of ranks or, if unknown, of environments."""
+        """Hosts of the baseline and of the results; from environments if the ranks record none."""
         then = _hosts_of(self.before, self.environments_before)
         return then, _hosts_of(self.after, self.environments_after)
 

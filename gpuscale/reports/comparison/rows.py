@@ -181,7 +181,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Say which loss the verdict `ok` still allows; empty if it is within the default tolerance."""
+    """Say how large a loss `ok` still allows; return "" if the default tolerance allows it too."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""

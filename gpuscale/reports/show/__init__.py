@@ -123,9 +123,10 @@ def scaling_table(
     steps: int | None = None,
     allocations: Sequence[int] = (),
 ) -> str:
-    """Return the points as a text table, divided if it is wider than `columns` (None: never).
+    """Return the points as a text table, cut into several if wider than `columns` characters.
 
-    `allocations` has the number of allocations of each point's runs, shown in brackets.
+    `steps` are those of a training whose GPU-hours are shown; `allocations` has a number for each
+    point, which is shown in brackets.
     """
     rows = scaling_cells(points, steps)
     for row, count in zip(rows, allocations, strict=False):

@@ -118,7 +118,7 @@ def mlperf(path: Path, text: str, _: Defaults) -> Iterator[Session]:
 
 
 def csv_table(path: Path, text: str, _: Defaults) -> Iterator[Session]:
-    """Yield a session for each group of CSV rows with equal time and version; omit values ≤ 0."""
+    """Yield a session for each group of CSV rows with equal time and version; omit values <= 0."""
     lines = csv.DictReader(text.splitlines(), restval="")
     names = {name.strip().lower(): name for name in lines.fieldnames or ()}
     time = next((names[name] for name in _TIME_COLUMNS if name in names), None)

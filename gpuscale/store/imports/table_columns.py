@@ -71,7 +71,6 @@ class Problems:
         """Number of the line with the headers."""
 
     def add(self, line: int, problem: str) -> None:
-        """Add a problem found on a line."""
         self.found.append(DecodeError("", problem, line=line))
 
     @contextmanager
