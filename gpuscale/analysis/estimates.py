@@ -69,7 +69,7 @@ class Difference:
     def half_width(self, probability: float) -> float | None:
         """Return the distance from `value` to its one-sided bound; None if the error is unknown.
 
-        `probability` (>= 0.5) is the bound's confidence. Each part's standard error is weighted by
+        `probability` (>= 0.5) is the bound's confidence. Each standard error is multiplied by
         its own quantile of Student's t, and the squares are added (Howe 1974). Welch-Satterthwaite
         would give too many degrees of freedom if a few runs agree by chance.
         """
