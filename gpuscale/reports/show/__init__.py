@@ -125,8 +125,7 @@ def scaling_table(
 ) -> str:
     """Return the points as a text table, cut into several if wider than `columns` characters.
 
-    `steps` are those of a training whose GPU-hours are shown; `allocations` has a number for each
-    point, which is shown in brackets.
+    `steps`: length of a training, for its GPU-hours; `allocations`: a number shown beside each.
     """
     rows = scaling_cells(points, steps)
     for row, count in zip(rows, allocations, strict=False):

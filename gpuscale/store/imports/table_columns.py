@@ -71,6 +71,7 @@ class Problems:
         """Number of the line with the headers."""
 
     def add(self, line: int, problem: str) -> None:
+        """Record a problem with a line of the table."""
         self.found.append(DecodeError("", problem, line=line))
 
     @contextmanager
