@@ -198,12 +198,16 @@ def test_runs_of_tonight_that_differ_more_are_named_beside_those_of_the_baseline
     ],
 )
 def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, words: str) -> None:
-    for remedy, runs in (("baseline_runs_differ", 40), ("nights_differ", 0)):
-        doubt = comparison(noisy(remedy, deviation=0.1, of_both=runs))
+    for remedy, runs in (("baseline_runs_differ", 40), ("nights_assumed", 0)):
+        doubt = comparison(noisy(remedy, deviation=0.1, of_both=runs, enough=4))
         doubt = replace(doubt, baseline_kind=kind)
         steps = advice(doubt)
         assert words in steps
         assert ("gpuscale baseline" in steps) == (kind == "baseline" or "sessions" in steps)
+    # No number of nights before tells what is special about this one.
+    doubt = replace(comparison(noisy("nights_differ", deviation=0.1)), baseline_kind=kind)
+    of_several = "run gpuscale compare night.jsonl night.jsonl more-*.jsonl"
+    assert (of_several in advice(doubt)) is (kind != "nights")
 
 
 def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:
@@ -301,7 +305,7 @@ def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_
     in_turn, always = ((1.8, 1.0), (1.0, 1.8)), ((1.0, 1.8),) * 3
     budget, who = findings(*in_turn)
     assert "− skew" in budget
-    in_turns = "skew: the slowest rank is another one from run to run, as by chance"
+    in_turns = "skew: the slowest rank differs from run to run, as by chance"
     assert who == in_turns
     _, who = findings((1.0, 1.8), (1.8, 1.0), (1.0, 1.8))
     assert "rank 1 (node1, GPU-1): the slowest in 2 of 3 runs, " in who
@@ -325,7 +329,7 @@ def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_
     assert "1540.0 % behind the other" in who
     # Runs of 100, 200 and 300 ms tell nothing of 30 %, unless the lags agree.
     _, who = findings((1.0, 1.3), (2.0, 2.1), (3.0, 4.5))
-    assert who.endswith("behind the other; of equal ranks, one would be so 1 time in 6")
+    assert who.endswith("behind the other; of equal ranks, one would be so 1 time in 7")
     _, who = findings((1.0, 1.3), (2.0, 2.6), (3.0, 3.8))
     assert who.endswith("in 3 of 3 runs, 26.7 % to 30.0 % behind the other")
 

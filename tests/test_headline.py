@@ -486,8 +486,9 @@ def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_bas
     script = EnvironmentChange(name="script train.py", before=("1",), after=("2",))
     changed = Statement.of("environment_changed", changes=(script,))
     cases = [view(comparison(slower)), view(comparison(uneven, notes=(changed,)))]
-    add = "gpuscale baseline update --add night.jsonl FILE"
+    add = "gpuscale baseline update --add night.jsonl more-*.jsonl"
     for each in (*cases, view(comparison(uneven), "data=3ms")):
-        assert advice(each) == f"next add runs of the machine as it was\nrun {add}"
+        assert advice(each).startswith("next measure the machine as it was, before it changed (")
+        assert f"\nrun {add}\nthen compare again\nrun gpuscale compare " in advice(each)
     soon = headline(comparison(slower, noisy("further_runs", needed=3)))["next"]
     assert "make about 3 more runs, " in soon

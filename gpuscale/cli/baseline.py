@@ -23,16 +23,16 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import measuring
-from gpuscale.reports.phrases import busy_text, runs_text
+from gpuscale.reports.comparison.next_step import MORE, measuring
+from gpuscale.reports.phrases import FOUND, busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
+from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
 from gpuscale.store.files import make_folder, write_baseline
 from gpuscale.store.imports.session import Session, add_directions, published
 from gpuscale.store.imports.sources import SOURCES
 
 _TABLE = "table"
 _MOST_RUNS = 40
-_NEW_FILE = "--results more.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +76,11 @@ def _record(arguments: argparse.Namespace) -> int:
     for note in nights:
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
-    if not arguments.weak:
+    if not arguments.weak and (large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]):
         steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        baseline_update.validate_strength(losses, [*steps, ("or", baseline_update.AS_IT_IS)])
+        lines = labelled_lines([*steps, ("or", "take it as it is, with --weak")], PLAIN_COLUMNS)
+        found = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
+        raise UsageError("\n".join([f"nothing was written: {found}:", *large, *lines]))
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
@@ -101,13 +103,13 @@ def _to_strengthen(
     how, options = f"make {fewest} to {more} runs a row", f"--runs {more} --resume {file}"
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
-        how, options = f"{busy_text(baseline.runs)}; measure into a new file", _NEW_FILE
+        how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
     elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
-        how, options = "measure at another time", f"--runs {most} {_NEW_FILE}"
+        how, options = "measure at another time", f"--runs {most} {MORE}"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     measured = entries_of(run for result in results for run in result.runs)
     if seconds := max(map(longer_run_s, measured.values())):
-        longer = measuring(started_as, f"--run-seconds {seconds} {_NEW_FILE}")
+        longer = measuring(started_as, f"--run-seconds {seconds} {MORE}")
         steps += [("or", "make longer runs"), ("run", longer)]
     return steps
 

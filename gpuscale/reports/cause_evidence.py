@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gpuscale.analysis.probabilities import t_probability
-from gpuscale.analysis.step_parts import steps_of
+from gpuscale.analysis.step_parts import Step, steps_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, whole_percent
 from gpuscale.judge.diagnose.step_parts import stragglers_of
@@ -29,9 +29,8 @@ _Kind = TypeVar("_Kind")
 _NAMED_PORTS = 3
 NAMED_SKEW = 0.02
 """Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
-UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
-"""Probabilities that one of equal ranks is as often the slowest from which on it is said so, and
-from which on the slow rank is doubted."""
+_UNLIKELY_CHANCE, PROBABLE_CHANCE = 0.05, 0.3
+"""Probabilities of such a lag by chance from which on they are stated, and the lag is doubted."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _COUNTERS = {
@@ -160,8 +159,7 @@ def device_text(uuid: str, host: str | None = None) -> str:
 def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
     """Name the rank that is the slowest in most runs of a row, and its lag; empty if it is small.
 
-    A rank that is so by chance with a probability above `most_chance` is not named. If none is the
-    slowest in most runs, the text says so.
+    It is also empty if the probability of such a lag by chance is above `most_chance`.
     """
     steps = steps_of(runs)
     if not steps or len(steps[0].ranks) == 1:
@@ -170,23 +168,27 @@ def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
     behind = [step for step in steps if step.slowest.rank in found.ranks]
     of, k, share = len(steps), len(behind), len(found.ranks) / len(steps[0].ranks)
     if not behind:
-        in_turn = "the slowest rank is another one from run to run, as by chance"
-        return in_turn if most_chance == 1.0 else ""
+        return "" if most_chance < 1 else "the slowest rank differs from run to run, as by chance"
     lags = [step.skew_s / step.median.pace_s for step in behind]
-    # Probability that, of equal ranks, some are the slowest in so many of the runs.
-    tail = sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(k, of + 1))
-    if k == of > 2:
-        # Lags that agree show more than their signs do.
-        error = max(statistics.stdev(lags), 0.001) / math.sqrt(k)
-        tail = t_probability(-statistics.fmean(lags) / error, k - 1)
-    chance = tail / share if of > 1 else 0.0
+    # Probability that, of equal ranks, some would lag by so much or, of two runs, in both.
+    chance = 0.0 if of == 1 else share if k == of else 1.0
+    if of > 2:
+        leads = [_lead(step, found.ranks) for step in steps]
+        error = max(statistics.stdev(leads), 0.001) / math.sqrt(of)
+        chance = t_probability(statistics.fmean(leads) / error, of - 1) / share
     if statistics.median(lags) < NAMED_SKEW or chance > most_chance:
         return ""
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
     doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
-    if not UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
-        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
+    if not _UNLIKELY_CHANCE < chance <= PROBABLE_CHANCE:
+        doubt = ", which may be chance" if chance > PROBABLE_CHANCE else ""
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
     return f"{who}: the slowest{where}, {by} behind {other}{doubt}"
+
+
+def _lead(step: Step, ranks: Sequence[int]) -> float:
+    """Return the log ratio of the other ranks' median pace to that of `ranks`; negative: a lag."""
+    own, others = ([r.pace_s for r in step.ranks if (r.rank in ranks) is t] for t in (True, False))
+    return math.log(statistics.median(others or own) / statistics.median(own or others))

@@ -159,7 +159,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_differ": Words(
         "further runs of this session would probably not settle it, since sessions differ by "
-        "{deviation}: more sessions in the baseline may",
+        "{deviation}: several sessions of it, judged together, may",
         needs_baseline=True,
     ),
     "other_rows_differ": Words(

@@ -18,6 +18,7 @@ from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts
 
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
+MORE = "--results more-$(date +%m%d-%H%M).jsonl"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
@@ -164,6 +165,12 @@ class _Adviser:
                 rest = f", as {row.name} on {row.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             return _either(self._more_now(more, in_all, rest))
+        sides = (self.comparison.before.files, self.comparison.after.files)
+        codes = {part.code for part in parts_of(worst.entry.reason)}
+        if "nights_differ" in codes and self.comparison.baseline_kind != "nights" and all(sides):
+            text = "measure again at another time, and judge all sessions together"
+            both = " ".join((_COMPARE, *map(shlex.join, sides), "more-*.jsonl"))
+            return [*_either(self._measure(text, MORE)), _Step("then", "compare them", both)]
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and self.comparison.baseline_kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -279,9 +286,12 @@ class _Adviser:
         # These runs are added to the baseline, or compared with it again.
         more, then = (lacking - made, in_all) if kind == "baseline" else (in_all - made, lacking)
         if kind == "baseline" and (self.measured.injections or is_changed):
-            runs = f"about {phrases.counted(lacking, 'run')} a row" if lacking > 0 else "runs"
-            add = f"add {runs} of the machine as it was", f"{ADD} {before} FILE"
-            steps, more, then = _either(add), in_all - made, lacking
+            options = f"--runs {lacking} {MORE}" if lacking > 0 else MORE
+            text = "measure the machine as it was, before it changed"
+            steps = _either(self._measure(text, options, dropped=("--inject",)))
+            steps.append(_Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl"))
+            steps.append(_Step("then", "compare again", f"{_COMPARE} {before} {after}"))
+            more, then = in_all - made, lacking
         elif kind == "baseline":
             text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
             again = self._measure(text, f"--runs {in_all}" if in_all else "")

@@ -27,7 +27,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import UNLIKELY_CHANCE, evidence, slow_rank_text
+from gpuscale.reports.cause_evidence import PROBABLE_CHANCE, evidence, slow_rank_text
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
@@ -130,8 +130,9 @@ def _row(
         name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
         for name, column in columns.items()
     }
-    is_open = entry.verdict is Verdict.INCONCLUSIVE
-    seen = (odd_run_text(runs), slow_rank_text(runs, UNLIKELY_CHANCE)) if is_open else ()
+    seen = [odd_run_text(runs)] if entry.verdict is Verdict.INCONCLUSIVE else []
+    if not (entry.verdict.is_pass or any(cause.ranks for cause in entry.causes)):
+        seen.append(slow_rank_text(runs, PROBABLE_CHANCE))
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
     return Row(
