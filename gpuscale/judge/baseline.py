@@ -137,7 +137,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """Return the baseline with these proposals accepted; replaced runs move to its history."""
+    """Accept `changes` proposed from `results`; the baseline's history keeps the replaced runs."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for made in entries.values() for run in made)
     replaced = tuple(

@@ -67,7 +67,7 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, jobs: _Jobs) -> "_Scale":
-        """Estimate the distribution from each row's first job; only suspect nodes get more jobs."""
+        """Base the estimate on each row's first job, because only suspect nodes get more jobs."""
         first = [own[0] for own in jobs.values()]
         total = robust_deviation([job.deviation for job in first]) ** 2
         return cls(
@@ -142,8 +142,8 @@ def judge(
 def _finding_to_report(findings: Sequence[_Finding]) -> NodeVerdict:
     """Return a node's worst finding.
 
-    Criteria, in this order: state; need of another job; single GPUs before the whole node, if the
-    former concern under half of the node's rows; slowdown relative to the limit.
+    Prefer findings in the worst state, then those that need another job, then those on single GPUs
+    (if under half of the node's rows have one), then the largest slowdown relative to its limit.
     """
     worst = min((found.state for _, found in findings), key=_STATES.index)
     likely = [each for each in findings if each[1].state is worst]

@@ -58,7 +58,7 @@ class SequentialPlan:
 
 
 class RowStatus(StrEnum):
-    """Whether a row of a session needs more runs and, if not, why not."""
+    """Status of a row in a session: more runs are needed, or why no more are made."""
 
     NEEDS_RUNS = "needs runs"
     SETTLED = "settled"
@@ -175,7 +175,7 @@ class DecidedVerdict:
 
 
 class _Session:
-    """Analyses of parts of a session's runs, which are taken in the order in which they ended."""
+    """A session's runs, in the order in which they ended, and analyses of any part of them."""
 
     def __init__(
         self, sides: Sides, results: Results, plan: SequentialPlan, choice: Choice
@@ -244,7 +244,7 @@ class _Session:
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
     def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
-        """True if runs since a loss was suspected confirm it, or only one analysis is planned."""
+        """True if only one analysis is planned or runs `suspected` + 1 to `runs` confirm a loss."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
@@ -266,7 +266,7 @@ def _has_moved(entry: EntryVerdict) -> bool:
 
 
 def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
-    """True if a row that passed got more runs, because it is the 1-GPU reference of other rows."""
+    """True if a row got more runs after it passed, because it is the 1-GPU reference of others."""
     made = 0 if of_all.row.after is None else of_all.row.after.point.valid_runs
     return progress.entry.verdict.is_pass and made > (progress.analysed_after or made)
 
@@ -274,8 +274,8 @@ def _has_more_runs(progress: RowProgress, of_all: Judgement) -> bool:
 def _reported(progress: RowProgress, of_all: Judgement, at_end: Judgement) -> RowProgress:
     """Return the row to report; a premature verdict or an unconfirmed loss becomes inconclusive.
 
-    The numbers come from `of_all` (judged by all runs) or, for a loss or gain, preferably from
-    `at_end` (judged by all runs without interim analyses), if the verdict there is the same.
+    The numbers come from `of_all` (judged by all runs), but those of a loss or gain from `at_end`
+    (judged by all runs without interim analyses) if its verdict is the same.
     """
     row = of_all.row
     if of_all.entry.verdict is progress.entry.verdict:

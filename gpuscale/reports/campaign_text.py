@@ -60,7 +60,7 @@ class SweepView:
 
     @property
     def summary(self) -> str:
-        """Number of nodes in the worst state found, and number of nodes not measured."""
+        """Text that counts the nodes in the worst state found, and the nodes not measured."""
         counts = Counter(node.state for node in self.nodes)
         bad = next((s for s in (NodeState.SICK, NodeState.UNCLEAR) if counts[s]), None)
         text = f"{counts[bad or NodeState.HEALTHY]} of {counted(counts.total(), 'node')}"
@@ -101,7 +101,7 @@ def _seen_text(node: NodeVerdict) -> str:
 def evidence_of(
     nodes: Sequence[NodeVerdict], read: Sequence[tuple[str, Results]]
 ) -> dict[str, str]:
-    """Return how sick and unclear nodes differ from healthy ones; `read`: (node name, results)."""
+    """Map sick and unclear nodes to how they differ from healthy ones; `read`: (node, results)."""
     healthy = {node.node for node in nodes if node.state is NodeState.HEALTHY}
     others = [results for node, results in read if node in healthy][:_MOST_HEALTHY]
     found = {}
@@ -242,7 +242,7 @@ def bisection_text(
 
 
 def report_text(result: str, measured: str, trials: Sequence[str], changes: Sequence[str]) -> str:
-    """Return a bisection's report as Markdown for an issue; `measured`: the command and machine."""
+    """Return a bisection report in Markdown for an issue tracker; `measured`: command, machine."""
     parts = ((result,), (measured,), ("trials:", *trials), ("changes:", *changes))
     blocks = ("```text\n" + "\n".join(lines) + "\n```" for lines in parts)
     return "\n\n".join(["**gpuscale bisect**", *blocks]) + "\n"

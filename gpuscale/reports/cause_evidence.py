@@ -115,7 +115,7 @@ def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
 
 
 def _port_facts(symptoms: Sequence[PortSymptom]) -> Iterator[str]:
-    """Describe up to three ports, `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`, and count the rest."""
+    """Describe up to three ports, and count the rest: `n2 mlx5_1 port 1: rate 400 → 200 Gb/s`."""
     facts = by_key((f"{each.host} {each.port}", port_text(each)) for each in symptoms)
     texts = [f"{place}: {', '.join(found)}" for place, found in facts.items()]
     yield from phrases.few(texts, _NAMED_PORTS, "port")
@@ -157,9 +157,9 @@ def device_text(uuid: str, host: str | None = None) -> str:
 
 
 def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
-    """Name the rank that is the slowest in most runs of a row, and its lag; empty if it is small.
+    """Name the rank that is the slowest in most runs of a row, and its lag, or say that none is.
 
-    It is also empty if the probability of such a lag by chance is above `most_chance`.
+    Empty if the lag is small, or the probability of such a lag by chance is above `most_chance`.
     """
     steps = steps_of(runs)
     if not steps or len(steps[0].ranks) == 1:

@@ -18,7 +18,7 @@ from gpuscale.reports.cause_evidence import (
 
 
 def headline(cause: Cause, *alike: Cause) -> str:
-    """Summarise a cause or, with a range of times, similar ones: `exposed all-reduce +14 ms`."""
+    """Summarise a cause: `exposed all-reduce +14 ms`, or with similar ones `… +12 ms to +14 ms`."""
     return _headline_and_statement(cause, *alike)[0]
 
 
@@ -35,7 +35,7 @@ def whole_line(cause: Cause, device: str) -> str:
 
 
 def share_text(*alike: Cause) -> str:
-    """Return the causes' share of the lost time: ` (83 % of what got longer)`; empty if unknown."""
+    """Format a cause's share of the added time, or a range for several causes; empty if unknown."""
     shares = sorted(cause.share for cause in alike if cause.share is not None)
     if not shares:
         return ""
@@ -95,7 +95,7 @@ def _grown_s(cause: Cause) -> float:
 
 
 def _baseline(cause: Cause) -> str:
-    """Return `(baseline: 41 ms)` and, unless tiny, the time saved by shorter communication."""
+    """Return the affected part's baseline time and any clear saving by shorter communication."""
     baseline = f"(baseline: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):

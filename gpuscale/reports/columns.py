@@ -146,7 +146,7 @@ def odd_run_text(runs: Iterable[Run]) -> str:
 def text_table(
     rows: Sequence[Mapping[str, Cell]], columns: int | None = None, first: Sequence[str] = ()
 ) -> str:
-    """Return rows of cells as a text table; `columns` and `first` are passed to `screen.table`."""
+    """Return rows as a text table, split if wider than `columns`; headers in `first` come early."""
     return table([*rows[0]], [[cell.line for cell in row.values()] for row in rows], columns, first)
 
 

@@ -86,7 +86,7 @@ def _recent_change(history: History) -> Iterator[str]:
 
 
 def _far_nights(history: History) -> set[int]:
-    """Return the indices of outlying nights, including any single night that makes a row noisy."""
+    """Return the indices of nights on which a result is an outlier, even if its row is noisy."""
     far = set[int]()
     for row in history.rows:
         far.update(row.outlying, row.nights[-1:] if row.stands_out else ())
@@ -172,7 +172,7 @@ def standings(history: History) -> list[dict[str, Cell]]:
 
 
 def _last_nights(history: History, day: str) -> list[dict[str, Cell]]:
-    """Return a table of the latest nightly results; `day` is cut from the start of headers."""
+    """Return a table of the latest nightly results, without the prefix `day` in its headers."""
     level, rows = level_header(history), []
     for row, cells in zip(history.rows, standings(history), strict=True):
         named = {header: cells[header] for header in takewhile(lambda each: each != level, cells)}
@@ -221,7 +221,7 @@ def event_text(event: HistoryEvent, history: History) -> tuple[str, list[str]]:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """Return the worst verdict as a word and all verdicts as text; None with too few nights."""
+    """Return the worst verdict as a word, and all as text; None if every row has too few nights."""
     rows, names, nights = history.rows, _row_names(history), history.names
     last, rate = len(nights) - 1, _rate_word(history)
     if all(row.nights_missing for row in rows):
@@ -276,7 +276,7 @@ def verdict(history: History) -> tuple[str, str] | None:
 
 
 def _is_weak(row: RowHistory) -> bool:
-    """True if a row's nightly results vary so much that only a large loss could be detected."""
+    """True if a row's nightly results vary so much that only a large slowdown could be detected."""
     return row.smallest_loss is not None and row.smallest_loss > TOO_WEAK
 
 

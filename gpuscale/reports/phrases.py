@@ -128,7 +128,7 @@ def enumerated(items: Sequence[object], most: int = _MOST_ITEMS) -> str:
 
 
 def few(texts: Sequence[str], most: int, word: str) -> list[str]:
-    """Return the first `most` texts; if there are more, add their number: `and 3 more rows`."""
+    """Return the first `most` texts and, if there are more, `and 3 more rows` (`word`: `row`)."""
     more = len(texts) - most
     return [*texts[:most], *([f"and {counted(more, f'more {word}')}"] if more > 0 else [])]
 
@@ -149,7 +149,7 @@ def row_text(names: Mapping[Configuration, str], configuration: Configuration, g
 
 
 def row_texts(rows: Iterable[tuple[str, int]], device: str, most: int | None = None) -> list[str]:
-    """Group rows by name: `gpt/ddp on 1 and 2 GPUs`; after `most` names, count the rest."""
+    """Group rows (name, devices): `gpt/ddp on 1 and 2 GPUs`; after `most` names, count the rest."""
     by_name = by_key(rows)
     texts = [f"{name} on {devices_text(device, *sorted(gpus))}" for name, gpus in by_name.items()]
     more = sum(map(len, [*by_name.values()][most:])) if most else 0
@@ -191,7 +191,7 @@ def software_text(environment: Environment) -> str:
 def injection_warning(injections: Sequence[str], device: str = "", *counts: int) -> str:
     """Return the warning `INJECTED data=5ms: not a real result`; empty without injected faults.
 
-    It also names the numbers of devices in `counts` on which the faulty rank does not exist.
+    It also says on which of the `counts` of devices the faulty rank does not exist.
     """
     rank = min(map(int, re.findall(r"=(\d+)[:@]", " ".join(injections))), default=0)
     few = sorted(count for count in counts if count <= rank)
@@ -254,8 +254,8 @@ def rate_word(configuration: Configuration | None) -> str:
 def change_texts(change: Estimate) -> list[str]:
     """Format a change and its bounds, with enough digits to differ: `−9.1 %`, `−10.2 %`, `−8.0 %`.
 
-    Without an interval, return only the change. If the interval contains zero, and 1 + a bound is
-    over twice or under half of 1 + the change, return only `UNCERTAIN`.
+    Without an interval, return only the change. If the interval contains zero and a bound is over
+    twice or under half of the change (as factors: 0.91 for −9 %), return only `UNCERTAIN`.
     """
     if change.low is None or change.high is None:
         return [percent_text(change.value)]

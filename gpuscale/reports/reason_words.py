@@ -307,7 +307,7 @@ def reason_text(entry: EntryVerdict) -> str:
 
 
 def text_beyond_table(entry: EntryVerdict) -> str:
-    """Explain a verdict; if it is no loss, omit what the table shows, even if nothing remains."""
+    """Explain a verdict; unless it is a loss, omit what the table shows (perhaps everything)."""
     reason, sentence = entry.reason, WORDS[entry.reason.code].beyond_table
     if sentence is None or entry.verdict.is_loss:
         return reason_text(entry)
@@ -449,7 +449,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Describe a fact: the reason for a metric's verdict if `name` is `metric`, else a quantity."""
+    """Return the reason for a metric's verdict if `name` is `metric`; else name the quantity."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

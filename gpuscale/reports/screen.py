@@ -101,8 +101,8 @@ def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
 def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]:
     """Wrap a line to a width in columns without splitting words.
 
-    The indentation is kept. Continuation lines are indented by `hanging` more columns; by default
-    by the width of a label that ends in two spaces, or by 4 if there is no such label.
+    The indentation is kept. Continuation lines are indented by `hanging` more columns. Its default
+    is the width of a label that ends in two spaces, or 4 if there is no such label.
     """
     columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))

@@ -61,7 +61,7 @@ class Shown:
 
 
 def columns_with(steps: int | None) -> tuple[Column[ScalingPoint], ...]:
-    """Return the columns for scaling points; GPU-hours are for `steps` steps (None: unknown)."""
+    """Return the columns for scaling points; GPU-hours are for `steps` steps (unknown if None)."""
 
     def gpu_hours(point: ScalingPoint) -> Estimate | None:
         if point.step_time_s is None or steps is None:
@@ -105,7 +105,7 @@ PAIR_HEADERS = ("speedup", "efficiency")
 
 
 def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
-    """Yield the scaling table of the results, its notes and the efficiency budget."""
+    """Yield the scaling table, notes and the efficiency budget; GPU-hours are for `steps` steps."""
     runs = results.runs
     points = scaling_points(runs)
     yield from scaling_table(points, columns=columns, steps=steps).splitlines()
@@ -125,7 +125,7 @@ def scaling_table(
 ) -> str:
     """Return the points as a text table, cut into several if wider than `columns` characters.
 
-    `steps`: length of a training, for its GPU-hours; `allocations`: a number shown beside each.
+    GPU-hours are for `steps` steps. `allocations`: each point's number of allocations, to show.
     """
     rows = scaling_cells(points, steps)
     for row, count in zip(rows, allocations, strict=False):
@@ -136,7 +136,7 @@ def scaling_table(
 def scaling_cells(
     points: Sequence[ScalingPoint], steps: int | None = None, *, with_epoch: bool = False
 ) -> list[dict[str, Cell]]:
-    """Return the table of measured points, with the cells of each row keyed by header.
+    """Return each measured point's cells, keyed by header; GPU-hours are for `steps` steps.
 
     Intervals have 95 % confidence; a single run has none. `with_epoch` forces a column `epoch`.
     """
@@ -172,7 +172,7 @@ def cells_under(
 ) -> list[dict[str, Cell]]:
     """Return each point's cells under `headers`; cells in `further` replace computed ones.
 
-    If all points were measured on CPU ranks, headers say `CPU ranks` instead of `GPUs`.
+    Headers say `CPU ranks` if all points were measured on them. GPU-hours are for `steps` steps.
     """
     names = phrases.set_apart([point.configuration for point in points])
     columns = columns_with(steps)

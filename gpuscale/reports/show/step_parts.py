@@ -146,7 +146,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> list[dict[str, Cell]]:
 
 
 def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
-    """Explain the columns, and name the strategies whose collectives are part of other phases."""
+    """Explain the columns, and name strategies whose forward and backward include collectives."""
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the median rank; means over runs"
     if any(step.phases_s["communication"] is not None for step in steps.values()):
