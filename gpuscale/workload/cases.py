@@ -81,7 +81,7 @@ class TrainingCase(Case):
         raise NotImplementedError
 
     def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
-        """Return the model's modules in order, between which `pipeline` and `mp` split the model.
+        """Return the model's modules in order; `pipeline` and `mp` split the model between modules.
 
         The first module takes the inputs, and each following module takes the output of the one
         before; chained, the modules compute the same as `forward`. The default is the children of

@@ -95,7 +95,7 @@ class CommandCase(Case):
 
     @classmethod
     def launch_of(cls, *, across_nodes: bool) -> Launch:
-        """Return the start mode, such as `once`; raise CaseError if it would start ranks twice."""
+        """Return the start mode on one or several nodes; raise CaseError if ranks start twice."""
         launch: Launch = "per-rank" if across_nodes or cls.launch == "torchrun" else "once"
         if cls.launch != "plain" and cls.launch != "torchrun":
             launch = cls.launch

@@ -44,7 +44,7 @@ class NcclTests:
         """Name of the current collective; empty if unknown, since older versions omit it."""
 
     def figures(self, line: str) -> dict[str, str | float]:
-        """Return a line's bus bandwidths, as numbers or text, by metric name; empty if none."""
+        """Return a line's bus bandwidths by metric name (an average as text); empty if none."""
         if average := _AVERAGE.search(line):
             return {"busbw_gb_s": average[1]}
         if header := _COLLECTIVE.search(line):
@@ -108,7 +108,7 @@ _EXAMPLE = r"--figure 'Images/sec: (?P<images_per_s>[\d.]+)'"
 
 
 def new_parser(figure: str) -> FigureParser:
-    """Return a parser for the benchmark named `figure`, or for `figure` as a regular expression."""
+    """Return a parser for `figure`: the name of a known benchmark or else a regular expression."""
     if (known := KNOWN_FIGURES.get(figure)) is not None:
         return known().figures
     pattern = re.compile(figure)
@@ -123,7 +123,7 @@ def new_parser(figure: str) -> FigureParser:
 def metrics_of(
     figure: str, better: Mapping[str, str], scaling: Literal["weak", "strong"] | None
 ) -> tuple[OpenMetric, ...]:
-    """Return the metrics to read from output by `figure`: a regex or a known benchmark's name.
+    """Return the metrics that `figure`, a regex or the name of a benchmark, reads from output.
 
     Raise a CaseError for an invalid argument, or if it is unknown whether higher is better.
     """

@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 class Explanation(NamedTuple):
-    """Why one or more rows got their verdict: the reason, metrics that got worse, and causes."""
+    """Explanation of a verdict on one or more rows: reason, metrics that got worse, and causes."""
 
     subject: str
     """Rows that share the explanation: `both rows, for example on 4 GPUs`."""
@@ -78,7 +78,7 @@ class View:
 
 
 def view_of(comparison: Comparison, measured: Side) -> View:
-    """Create a comparison's view, formatted for a file or log; `measured` has the current runs."""
+    """Create the view of a comparison for all report formats; `measured` has the current runs."""
     rows = rows_of(comparison.entries, measured)
     ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     device = device_of(comparison.entries)
@@ -107,7 +107,7 @@ def view_of(comparison: Comparison, measured: Side) -> View:
 
 
 def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explanation]:
-    """Yield an explanation of each verdict that the numbers in the table leave unexplained.
+    """Yield explanations in words for rows whose numbers in the table do not explain the verdict.
 
     Rows that differ only in their numbers share an explanation, which quotes the row with the most
     devices. `advice` holds the headline's next steps, which explanations do not repeat. If there
@@ -134,7 +134,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
 
 
 def _needs_explanation(row: Row) -> bool:
-    """True if a row needs an explanation beyond its numbers in the table."""
+    """True if the verdict on a row needs an explanation in words; `ok` seldom does."""
     entry = row.entry
     if entry.verdict is Verdict.OK and not row.lost_metrics:
         return entry.finding is not None or entry.reason.code == "speedup_unknown"

@@ -1,4 +1,4 @@
-"""The formats of `gpuscale compare`, and functions for CSV, JSON and OpenMetrics."""
+"""The output formats of `gpuscale compare`; CSV, JSON and OpenMetrics are written here."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +65,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 
 def csv(view: View) -> str:
-    """Return CSV (docs/tools.md), with rows in baseline order; unknown values are empty fields."""
+    """Return the rows as CSV (docs/tools.md) in baseline order; unknown values are empty fields."""
     return csv_text(_COLUMNS, view.rows, injections=" ".join(view.measured.injections) or None)
 
 
@@ -174,7 +174,7 @@ _OF_ENTRIES = (
 
 
 def openmetrics(view: View) -> str:
-    """Return gauges for the textfile collector of Prometheus' node_exporter.
+    """Return the comparison as gauges for the textfile collector of Prometheus' node_exporter.
 
     The text is valid both in Prometheus' format, which the collector reads, and in OpenMetrics. So
     all metrics are gauges, the only type with the same syntax in both, and have no timestamps,
@@ -247,7 +247,7 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
 def family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """Yield the lines of gauges for the values and for their low and high bounds, where known."""
+    """Yield a gauge's lines for the values in `found`; known bounds get gauges of their own."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found
@@ -265,7 +265,7 @@ def family(
 
 
 def _label_text(labels: Labels) -> str:
-    """Format labels for Prometheus, `case="mnist_cnn",gpus="4"`, with booleans in lower case."""
+    """Format labels for Prometheus, with booleans in lower case: `case="mnist_cnn",gpus="4"`."""
     words = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in labels.items()

@@ -1,4 +1,4 @@
-"""The headline of a comparison: verdict, warnings, first cause, changes, and what was compared."""
+"""Headline of a comparison: verdict, warnings, first cause, environment changes, and both sides."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return the headline without next steps as (label, text) pairs; `rows` must be worst first."""
+    """Return the headline as (label, text) pairs, without next steps; `rows` are worst first."""
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
     before, now = comparison.before, comparison.after
@@ -65,7 +65,7 @@ def is_headlined(note: Statement) -> bool:
 
 
 def _verdict_line(rows: Sequence[Row], since: str) -> tuple[str, str]:
-    """Return the label and text of the first line: `REGRESSED`, `3 of 4 rows: …; 1 ok`."""
+    """Return the first line's label and text; `since` is a caveat to add to a pass or a loss."""
     verdicts = [row.entry.verdict for row in rows]
     of_all = f"of {phrases.counted(len(rows), 'row')}"
     verdict = phrases.worst_first(verdicts)[0]
@@ -135,7 +135,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    """Say why rows are neither loss nor pass; with several reasons, count the rows of each."""
+    """Say why rows got a verdict (neither loss nor pass); if reasons differ, count rows of each."""
     reasons = dict.fromkeys(row.reason for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
@@ -149,7 +149,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return one verdict for all passing rows, and a text that states gains and ruled-out loss."""
+    """Return one verdict for passing rows, and a text: their gains, and which loss is ruled out."""
     verdicts = {row.entry.verdict for row in rows}
     gains = by_key(
         (row.quantity, row.change.value)

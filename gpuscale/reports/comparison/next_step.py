@@ -62,7 +62,7 @@ def measuring(
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
-    """Insert `compare again` after the last measurement, if possible and no step compares yet."""
+    """Return the steps; add `compare again` if the last measurement can be compared but is not."""
     before, after = (shlex.join(side.files) for side in (comparison.before, comparison.after))
     at = max((n for n, s in enumerate(steps) if s.command.startswith(_PROGRAMS)), default=-1)
     command, of_nights = steps[at].command if steps else "", comparison.baseline_kind == "nights"
@@ -78,7 +78,7 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
-    """Return non-empty advice as alternative steps, the first labelled `next`, the others `or`."""
+    """Return alternative ways as steps, the first labelled `next`, others `or`; skip empty ones."""
     given = [(way, "") if isinstance(way, str) else way for way in ways if way]
     return [_Step("or" if number else "next", *way) for number, way in enumerate(given)]
 
@@ -101,7 +101,7 @@ class _Adviser:
         return min(self.rows, key=_rank)
 
     def steps(self) -> list[_Step]:
-        """Return the steps that notes, the first cause and the rows suggest; empty if none do."""
+        """Return the steps suggested by notes, first cause and rows; empty if none is suggested."""
         comparison, worst = self.comparison, self._worst
         weight = self.rows[0].entry.verdict.weight
         shared = sharing(self.rows)
@@ -140,7 +140,7 @@ class _Adviser:
         return found or self._remedy([worst])
 
     def _is_close(self, row: Row) -> bool:
-        """True if the loss may be under half its estimate; always False for nightly baselines."""
+        """True if a loss may be under half its estimated size; False for nightly baselines."""
         if (change := row.change) is None or change.high is None:
             return False
         return self.comparison.baseline_kind != "nights" and change.value < min(0, 2 * change.high)
@@ -178,7 +178,7 @@ class _Adviser:
         return self._remedy([worst, *rows])
 
     def _some(self, wanted: Sequence[Row]) -> str:
-        """Return `it` for all undecided rows, a name for a single row, else `some rows`."""
+        """Return `it` if `wanted` is all undecided rows, its only row's name, or `some rows`."""
         if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
             return "it"
         return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
@@ -196,7 +196,7 @@ class _Adviser:
     def _measure(
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
-        """Return `text (note)` and the current runs' command, with `options`, without `dropped`."""
+        """Return `text (note)` and the command to measure with `options` and without `dropped`."""
         line = measuring(self.measured.started_as, options, dropped, otherwise=self._program)
         notes = ["other options as before"] if line and not self.measured.started_as else []
         notes += ["in a job"] if line and self.comparison.after.jobs else []
@@ -204,7 +204,7 @@ class _Adviser:
         return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
     def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
-        """Return steps to measure both sides again (`wall_s` seconds each) and compare them."""
+        """Return steps to measure both sides again (`how`, `wall_s` each) and compare them."""
         files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} each" if wall_s else ""
@@ -214,7 +214,7 @@ class _Adviser:
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Advise `more` runs a row (`in_all` in total); the duration includes `then` later runs."""
+        """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark, `then` runs follow."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
@@ -315,7 +315,7 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 
 
 def _soon(row: Row) -> int:
-    """Return how many runs a row needs in all, including those it has; 0 if unknown."""
+    """Return how many runs a row needs for a verdict, including those it has; 0 if unknown."""
     further = row.entry.further_runs
     return row.valid_runs + further if further else _asked(row, "in_all")
 
@@ -339,7 +339,7 @@ def _about(seconds: float) -> str:
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:
-    """Return the most urgent note's advice; empty if none, or if all rows pass and it can wait."""
+    """Return the most urgent note's advice, or ""; if all rows pass, only what cannot wait."""
     found = [words for code, words in WORDS.items() if words.caution and code in notes]
     first = [words.caution for words in found if words.caution_is_first]
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"

@@ -40,7 +40,7 @@ _NAMED_SUBJECTS = 3
 
 
 class Item(NamedTuple):
-    """A list item of a report: a line such as a cause, facts that support it, and a next step."""
+    """A list item of a report: a line (such as a cause), facts that support it, and a next step."""
 
     line: str
     facts: Sequence[str] = ()
@@ -182,7 +182,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 
 
 def _allowed(reason: Statement) -> str:
-    """Say how large a loss `ok` still allows; return "" if the default tolerance allows it too."""
+    """Say how large a loss `ok` allows according to its reason; "" if no more than by default."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
     if allowed <= Tolerances().ok_bound:
         return ""

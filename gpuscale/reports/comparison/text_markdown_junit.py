@@ -57,7 +57,7 @@ def _headline(view: View) -> Iterator[str]:
 
 
 def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
-    """Map each short reason that several rows with the same verdict share to these rows' names."""
+    """Map each short reason of several rows with the same verdict to a text that names the rows."""
     plain = (row for row in rows if row.entry.finding is None and not row.causes)
     groups = by_key(((row.verdict, row.short_reason), row) for row in plain)
     found = {text: group for (_, text), group in groups.items() if text and len(group) > 1}
@@ -67,7 +67,7 @@ def _shared_reasons(rows: Sequence[Row]) -> dict[str, str]:
 def _table(rows: Sequence[Row], screen: Screen, said: Container[str]) -> Iterator[str]:
     """Yield a line for each row, or two if the change and the reason do not fit on the first.
 
-    Reasons in `said` are omitted. If the table is too wide, row names get lines of their own.
+    Reasons in `said` are omitted. If `screen` is too narrow, row names get lines of their own.
     """
     cells = _cells(rows)
     heads = {name: name for name in cells[0]}

@@ -74,7 +74,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
 
 
 def _named_nights(names: Sequence[str], onsets: Iterable[int]) -> list[int]:
-    """Return the indices of nights to label, in order; if room is short, `onsets` are preferred."""
+    """Return sorted indices of nights to label, preferring those that begin a level (`onsets`)."""
     last = len(names) - 1
     lines = [line for name in names for line in _tick_label(name).splitlines()]
     least = max(1, _CHARACTER_WIDTH * max(map(len, lines)) * last)
@@ -102,10 +102,10 @@ def _notes(history: History) -> Iterator[str]:
 
 
 def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
-    """Draw a row's nightly throughput, and a line at each level.
+    """Draw a row's nightly throughput, taken from `rates`, and a line at each level.
 
-    A level's line joins the means of its first and its last nights, at most 15 each. So the line
-    of a longer level may slope.
+    A level's line joins the means of its first and its last nights, at most 15 each, and slopes
+    if these means differ.
 
     An outlying night outside the axis limits is drawn at the limit, with a label. Nights are evenly
     spaced because, on a date axis, a single wrong date would squeeze the rest.
@@ -181,7 +181,7 @@ def _rate(level: Scaling) -> Estimate:
 
 
 def _levels(row: RowHistory) -> Iterator[dict[int, float]]:
-    """Yield each known level's rates, keyed by night, on a straight line that may slope."""
+    """Yield each known level's line, as a map from nights to rates; a line may slope."""
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
     is_new = row.changes and row.level_nights <= REMEMBERED
     befores = [*(change.before for change in row.changes), None if is_new else row.level]

@@ -197,7 +197,7 @@ def content_of(picture: Picture, kind: str) -> bytes:
 
 
 def _element(picture: Picture, *, background: str) -> str:
-    """Return an SVG element with a title for screen readers, without page-wide style rules."""
+    """Return an SVG on `background`, with a title for screen readers and no page-wide styles."""
     title = html.escape(picture.title)
     written = io.StringIO()
     with mpl.rc_context({**_LOOK, "svg.hashsalt": title}):

@@ -73,7 +73,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 
 
 def _most_rows(before: Sequence[Run]) -> int:
-    """Return how many rows fit; only half as many do if baseline runs add a bar to each row."""
+    """Return how many rows fit; half as many if baseline runs (`before`) add a bar to each row."""
     return MOST_BARS // 2 if before else MOST_BARS
 
 

@@ -1,4 +1,4 @@
-"""HTML pages: classes for their content, rendering, and the index page of nightly runs."""
+"""HTML pages: the classes of their content, their rendering, and the index of nightly runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ def write_index(folder: Path) -> None:
 def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
     """Return when the nightly run in a folder began, and its row in the index.
 
-    Without results, the start is that in the night's record or, failing that, in the folder's name.
+    Without results, the start is read from the night's record or else from the folder's name.
     """
     record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
     try:

@@ -1,4 +1,4 @@
-"""The report page: its verdict, and sections on causes, rows, steps, ranks and nights."""
+"""The report page: verdict, causes, rows, curves, nights, efficiency budget, phases and ranks."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
