@@ -163,7 +163,7 @@ class SweepJob(Record, frozen=True, kw_only=True):
         return f"{self.node}-{self.number}.jsonl"
 
     def clock_error_s(self, results: Results) -> float:
-        """Return the smallest possible clock error of the node (> 0 s: ahead); 0 if negligible."""
+        """Return by how much the node's clock is certainly off (> 0 s: ahead); 0 if negligible."""
         middle_s = _middle_s(results)
         error_s = middle_s - min(max(middle_s, self.submitted_at_s), self.ended_at_s or math.inf)
         return error_s if abs(error_s) > _CLOCKS_DIFFER_S else 0.0
@@ -224,7 +224,7 @@ def results_of_sweep(folder: Path, record: SweepRecord) -> Iterator[tuple[SweepJ
 
 
 def visits_of(folder: Path, record: SweepRecord) -> list[NodeVisit]:
-    """Return the measurements of each job of a sweep that measured its node."""
+    """Return the measurements of a sweep: a NodeVisit for each job that measured its node."""
     read = results_of_sweep(folder, record)
     return [visit_of(job, results, record.partition) for job, results in read]
 

@@ -109,7 +109,7 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 
 
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
-    """Check the fields `format` and `version` of a file's text; return the remaining fields."""
+    """Check that a text has the format `wanted` and a known version; return its other fields."""
     if not text.strip():
         raise DecodeError("", "the file is empty; measure again")
     if text.lstrip("\ufeff \t\r\n")[:1] != "{":

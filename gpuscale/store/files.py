@@ -47,7 +47,7 @@ def file_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def sole_use(folder: Path, problem: str) -> Iterator[None]:
-    """Lock a folder (created if missing) during a `with` block; raise FileError if it is locked."""
+    """Lock a folder (created if missing) in a `with` block; raise FileError(problem) if locked."""
     make_folder(folder)
     with file_errors(folder):
         lock = (folder / "lock").open("wb")
@@ -81,7 +81,7 @@ def is_night_folder(name: str) -> bool:
 
 
 def with_folder(path: Path, results: Results) -> Results:
-    """Return results whose `folder` is the name of the night's folder that holds `path`, if any."""
+    """Set the results' `folder` to the name of the file's folder if that is a nightly run's."""
     name = path.absolute().parent.name
     return replace(results, folder=name) if is_night_folder(name) else results
 

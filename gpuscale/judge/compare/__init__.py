@@ -101,7 +101,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a pass inconclusive for too few valid runs or an allocation far slower than others."""
+    """Make a pass inconclusive if many runs failed or an allocation is far slower than others."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
@@ -169,7 +169,7 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
 
 
 def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Statement]:
-    """Yield notes: slow nodes, excluded nights and, if a row may be slower, environment changes."""
+    """Yield notes on slow nodes, omitted nights and, if rows may be slower, environment changes."""
     names, tonight = history.names, len(history.names) - 1
     for effect in history.nodes:
         if tonight in effect.slow and effect.speed:

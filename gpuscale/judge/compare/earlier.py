@@ -43,7 +43,7 @@ class EarlierNights(NamedTuple):
     one, the deviation between the nights on their earlier levels."""
 
     def as_baseline(self, name: str) -> Baseline:
-        """Make a temporary baseline from the results in `last`, with this name and `tolerances`."""
+        """Make a temporary baseline, called `name`, with these nights' results and tolerances."""
         baseline = baseline_of_results(self.last, name=name)
         return msgspec.structs.replace(baseline, tolerances=self.tolerances)
 
@@ -99,8 +99,8 @@ def _chosen(read: Sequence[Results], keeps: Callable[[Run, str], bool]) -> list[
 def _compared_nights(before: History) -> Mapping[PointKey, Sequence[int]]:
     """Map each row to the recent nights to compare it with, as indices into `before.nights`.
 
-    Nights before a row's last change of level are left out. If both a row and its 1-GPU reference
-    changed, but the change was found in only one, both keep the older nights.
+    Nights before a row's last change of level are left out. If a row and its 1-GPU reference both
+    changed, but only one of these changes was detected, both rows keep the older nights.
     """
     nights = before.nights
     chosen = {
@@ -156,7 +156,7 @@ def _tolerances(before: History, compared: Mapping[PointKey, Sequence[int]]) -> 
 
 
 def _deviation_of_nights(before: History, rows: Sequence[RowHistory]) -> float:
-    """Return the night-to-night standard deviation of a row's log T, or of two rows' log ratio."""
+    """Return the night-to-night standard deviation of log T or, for two rows, of log(T(n)/T(1))."""
     onsets = sorted({change.onset for row in rows for change in row.changes})
     shared = sorted(set.intersection(*({*row.nights} - {*row.outlying} for row in rows)))
     logs = ([before.nights[i].log_costs[row.point] for row in rows] for i in shared)

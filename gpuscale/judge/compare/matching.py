@@ -97,7 +97,7 @@ class MatchedRow:
         )
 
     def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "MatchedRow":
-        """Return a copy that is not judged but has the verdict `obstacle` for the reason `code`."""
+        """Return an unjudged copy with the verdict `obstacle` and the reason (`code`, `facts`)."""
         return replace(self, obstacle=(obstacle, Statement.of(code, **facts)))
 
 
@@ -122,7 +122,7 @@ def match(sides: Sides, keys: Sequence[EntryKey]) -> list[MatchedRow]:
 
 
 def _published(key: EntryKey, published: Mapping[EntryKey, ScalingPoint]) -> ScalingPoint | None:
-    """Return the point of `key`, or else that of its wrapped strategy; None if neither exists."""
+    """Return the point of `key`, else of what its strategy wraps; None if neither is published."""
     demands = STRATEGIES.get(key.strategy)
     if key in published or demands is None or demands.wraps is None:
         return published.get(key)
@@ -161,7 +161,7 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
 def _with_nearest(
     row: MatchedRow, found: Sequence[tuple[Sequence[FieldChange], Entry]]
 ) -> MatchedRow:
-    """Give the row the least different entry; block it if the two cannot be compared."""
+    """Add the entry in `found` with the fewest differences; block a row that cannot be judged."""
     if not found:
         return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda pair: len(pair[0]))

@@ -173,7 +173,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
-    """Return a note's facts: all outlying allocations, and the row in which one deviates most."""
+    """Return a note's facts from (entry, log deviation of each outlier); empty without outliers."""
     far = [
         (abs(apart), apart, name, entry.point.key)
         for entry, apart_by_name in found
@@ -204,7 +204,7 @@ def _published(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield notes on failed runs; for a row without valid runs, the verdict names these instead."""
+    """Yield notes on failed runs of rows that also have valid runs."""
     judged = ((row.key, row.after) for row in rows if row.after and row.after.logs)
     alike = by_key(
         ((len(after.failed), after.point.valid_runs, first_failure(after)), key)

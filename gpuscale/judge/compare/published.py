@@ -88,7 +88,7 @@ def judge_published(row: MatchedRow, sides: Sides, rates: ErrorRates) -> Judgeme
 def _speedup_ratio(
     figure: PublishedFigure, entry: Entry, sides: Sides
 ) -> _Ratio | Statement | None:
-    """Return the speedup's ratio, or the reason it is unknown; None if no speedup is published."""
+    """Return measured / published speedup, or why it is unknown; None if none is published."""
     if figure.gpus == 1 or (published := sides.published[figure.key].speedup) is None:
         return None
     if (reference := entry.reference) is None:
@@ -109,7 +109,7 @@ def _speedup_ratio(
 
 
 def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, float]) -> Difference:
-    """Return log ratio `value` with an error estimated from samples and, if enough, `nights`."""
+    """Return log ratio `value`, with its error from samples and from `nights` if at least 4."""
     terms = [sample.term() for sample in samples]
     if len(nights) < MINIMUM_ALLOCATIONS:
         return difference(value, terms)
@@ -123,7 +123,7 @@ def _log_ratio(value: float, samples: Sequence[Sample], nights: Mapping[str, flo
 def _judgement(
     row: MatchedRow, ratios: Sequence[_Ratio], obstacle: Statement | None, confidence: float
 ) -> Judgement:
-    """Judge a row by its worst ratio: by verdict and, among equal losses, by excess loss.
+    """Judge a row by the worst ratio: worst verdict, then (unless consistent) largest excess loss.
 
     `obstacle` is the reason why the speedup is unknown; None if it is known or not published.
     """

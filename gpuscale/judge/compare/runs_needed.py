@@ -42,7 +42,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     @cache
     def chance(further: int, means: Sequence[float] = _MEANS) -> float:
-        """Return for what share of `means` (possible mean shifts) `further` runs settle the row."""
+        """Return the share of `means` (possible shifts) for which `further` runs settle the row."""
         grown = pairing.quantities(rule.tolerances, rule.rates, further_runs=further)
         # The mean of all runs will be another one, better or worse.
         apart = math.sqrt(pairing.after.variance_of_means * further / (made + further))
@@ -75,7 +75,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
 
 def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Advise how many more runs probably settle a row; None if 3 * `made` probably do not."""
+    """Advise how many more runs probably settle a row; None if that takes over 3 * `made` runs."""
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
@@ -85,7 +85,7 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
-    """State which source of spread in speedup or step time many more runs would not overcome."""
+    """State what keeps step time (or speedup, if `of_speedup`) uncertain despite many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
     if of_speedup and quantities.speedup is not None:

@@ -73,7 +73,7 @@ class Quantity:
 
     @property
     def stated_bound(self) -> float:
-        """Upper bound of the loss as stated in reports, never below that of their interval."""
+        """Upper bound of the loss for reports; never inside the confidence interval they show."""
         low, _ = self.gain.interval() or (0.0, 0.0)
         return max(self.loss_of(low), self.loss_bound or 0.0)
 
@@ -98,7 +98,7 @@ class Quantity:
         return _below(self.p_worse, self.rates.significance) and self.loss > self.limits.margin
 
     def tolerated_deviation(self, significance: float) -> float | None:
-        """Return up to what deviation between sessions a loss is significant; None if unknown."""
+        """Return how far sessions may deviate for a loss to be significant; None if unknown."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if self.gain.value >= 0 or not (declared and self.p_worse and p):
@@ -175,7 +175,7 @@ class Quantities:
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """Return a copy with step time and, if known, speedup replaced by `tests` in turn."""
+        """Return a copy with step time and, if known, speedup taken from `tests`, in this order."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 

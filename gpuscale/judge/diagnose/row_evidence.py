@@ -66,7 +66,7 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest host count of a run of the results; 1 if no step is divided into parts."""
+        """Largest number of hosts in a run of the results; 1 if no step is divided into parts."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:
@@ -218,9 +218,9 @@ def confirmed(cause: Cause, before: Sequence[Probe], after: Sequence[Probe]) -> 
 
 
 def probe_changes(before: Sequence[Probe], after: Sequence[Probe]) -> Iterator[ProbeChange]:
-    """Yield each rate's change from the baseline of its device or, without one, of other devices.
+    """Yield the change in each probe's rate, relative to the same device or else to other devices.
 
-    The variance of repetitions is pooled over all devices.
+    Both are devices of the baseline. The variance of repetitions is pooled over all devices.
     """
     old, new = (
         by_key((probe.identity, math.log(rate)) for probe in side for rate in probe.rates)

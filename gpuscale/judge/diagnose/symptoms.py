@@ -237,7 +237,7 @@ def _changes(
 
 
 def _faults(node: NodeProbe, port: Port, nodes: Sequence[NodeProbe]) -> Iterator[str]:
-    """Yield a port's faults, judged by similar ports of other nodes or, if none, its own node."""
+    """Yield a port's faults, judged by similar ports of other nodes or else of its own node."""
     alike = [(other, each) for other in nodes for each in other.ports if each.model == port.model]
     namesakes = [each for other, each in alike if other is not node and each.name == port.name]
     neighbours = namesakes or [each for other, each in alike if other is node and each is not port]

@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     upper: float | None
 
     def tolerance(self, metric: OpenMetric) -> float | None:
-        """Return the largest relative loss of speed within the limits; None if it has no limit."""
+        """Return the largest relative loss of speed within the limits; None if unlimited."""
         if metric.more_is_better:
             return None if self.lower is None else -self.lower
         return None if self.upper is None else 1 - 1 / (1 + self.upper)
@@ -113,7 +113,7 @@ def moment_s(text: str) -> float | None:
 
 
 def add_directions(more_is_better: dict[str, bool], values: Sequence[RecordedValue]) -> None:
-    """Add new metrics to `more_is_better`; raise UsageError if their direction is unknown."""
+    """Add new metrics to `more_is_better`; raise UsageError if unknown whether more is better."""
     unknown: dict[str, RecordedValue] = {}
     for value in values:
         metric = metric_from_name(value.metric, value.unit, more_is_better=value.more_is_better)

@@ -126,7 +126,7 @@ def _measure(
 def _rows_to_read(
     rows: Sequence[TableRow], measure: TableColumn | None, defaults: Defaults, problems: Problems
 ) -> tuple[list[TableRow], list[str]]:
-    """Return the wanted machine's rows with a value, and notes on the other rows."""
+    """Return the rows to import (right machine, not empty) and notes that describe the others."""
     machines = Counter(row.machine for row in rows if row.machine is not None)
     wanted = (defaults.machine or next(iter(machines), "")).casefold()
     found = [row for row in rows if row.machine is None or row.machine.casefold() == wanted]
@@ -225,7 +225,7 @@ def _measured(
 def _recorded(
     rows: Sequence[_Measured], timed: Timed | None, device: str
 ) -> Iterator[tuple[str | None, RecordedValue]]:
-    """Yield each repetition's date (None if not given) and value; all have the same `published`."""
+    """Yield (date or None, value) per repetition; all values share one figure, made of all rows."""
     nights = by_key((row.day, value) for row in rows for value in row.values)
     (case, strategy, gpus), first = rows[0].key, rows[0]
     values = [value for row in rows for value in row.values]

@@ -41,7 +41,7 @@ _RULE = re.compile(r"[\s|:]*-[-\s|:]*")
 
 
 class TableColumn(NamedTuple):
-    """A column of a table with a known header."""
+    """A table column whose header is known."""
 
     header: str
     meaning: str
@@ -167,7 +167,7 @@ def parse_header(header: str) -> TableColumn | None:
 def _columns_of(
     headers: Sequence[str], asked: Mapping[str, str], problems: Problems
 ) -> dict[int, TableColumn]:
-    """Return the columns of valid headers, by position; add a problem for each invalid one."""
+    """Return valid columns by position; `asked` maps headers to meanings; add problems found."""
     columns: dict[int, TableColumn] = {}
     first: dict[str, str] = {}
     wanted = {header.casefold(): meaning for header, meaning in asked.items()}
