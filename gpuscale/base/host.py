@@ -21,7 +21,7 @@ JOB_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_
 
 
 class GpuKind(NamedTuple):
-    """Names that depend on the GPU vendor, such as the communication library: NCCL or RCCL."""
+    """Names of a vendor's communication library, GPU query tool and GPU selection variable."""
 
     library: str
     tool: str

@@ -54,7 +54,7 @@ def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
 
 
 def is_pipeline(strategy: str) -> bool:
-    """True if the strategy's GPUs process micro-batches concurrently; False if it is unknown."""
+    """True if a strategy is known and passes micro-batches through a pipeline of GPUs."""
     demands = STRATEGIES.get(strategy)
     return demands is not None and demands.micro_batches
 

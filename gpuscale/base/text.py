@@ -143,7 +143,7 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 
 def visible(text: str, *, multiline: bool = False) -> str:
-    r"""Escape control and other unprintable characters; keep line breaks if `multiline`."""
+    r"""Escape all `UNPRINTABLE` characters; keep line breaks and tabs if `multiline`."""
     unprintable = UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE
     return re.sub(f"[{unprintable}]", lambda found: escaped(found[0]), text)
 
@@ -187,7 +187,7 @@ def without_options(words: Iterable[str], names: Container[str]) -> list[str]:
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ` (did you mean 'record'?)` for an unknown word; empty if no known word is close."""
+    """Return ` (did you mean 'record'?)`; empty if no known word reaches similarity `cutoff`."""
     # Imported here, since every command would take longer to start.
     from difflib import get_close_matches
 

@@ -28,8 +28,8 @@ Timed = Literal["job", "training_loop", "epoch"]
 class ToleranceOverride(record.Record, frozen=True, kw_only=True):
     """Limits that replace those in `Tolerances` for some rows, such as all rows of one case.
 
-    If `case`, `strategy` or `gpus` is None, rows with any value of it match. If `metric` is None,
-    the limits apply to throughput and speedup. A limit that is None replaces nothing.
+    None in `case`, `strategy` or `gpus` stands for any value. If `metric` is None, the limits apply
+    to throughput and speedup. A limit that is None replaces nothing.
     """
 
     case: record.Name | None = None
@@ -212,7 +212,7 @@ class PublishedFigure(record.Record, frozen=True, kw_only=True):
         return one_s / time_s
 
     def cost(self, global_batch: int) -> float | None:
-        """Return a figure of which less is better: seconds per step or a metric; None for times."""
+        """Return seconds per step (from a throughput) or the metric's cost; None for `times_s`."""
         if self.metric is not None and self.value is not None:
             return self.metric.cost(self.value, self.gpus)
         return None if self.samples_per_s is None else global_batch / self.samples_per_s

@@ -80,7 +80,7 @@ class PortSymptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change in a probe's rate from a reference; a significant drop confirms a suspected cause."""
+    """A probe's rate relative to a reference; a significant drop confirms a suspected cause."""
 
     probe: Probe
     change: Estimate
@@ -95,7 +95,7 @@ Evidence = ProbeChange | PhaseChange | DeviceSymptom | PortSymptom | Environment
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU counts on which a part of the step lost time, and counts on which it lost far less."""
+    """GPU counts on which a part of the step got longer, and counts on which it grew far less."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
@@ -165,7 +165,7 @@ Reference = Literal["fleet", "past"]
 
 
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement that is made on every node: one GPU alone, or all GPUs of the node."""
+    """A measurement made on every node, either of one GPU alone or of all GPUs of the node."""
 
     gpus: int
     """Number of GPUs, or of CPU ranks."""
@@ -223,7 +223,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BisectionFinding(StrEnum):
-    """Outcome of a bisection, the search for the changes that made training slower."""
+    """The possible outcomes of a bisection; `Bisection` adds the culprits and their effect."""
 
     FOUND = "found"
     """The culprits are confirmed: they alone cause the loss, and undoing them removes it."""
@@ -239,7 +239,7 @@ Reason = Literal["noise", "trials", "time", "cannot be tried", "not explained"]
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search for what made training slower; a change of −0.12 means 12 % slower."""
+    """Result of a search for changes that slowed training; a speed of −0.12 means 12 % slower."""
 
     finding: BisectionFinding
     loss: Estimate | None

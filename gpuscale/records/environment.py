@@ -112,7 +112,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host name (None if unknown) and GPU from `gpus` and `nodes`; may repeat GPUs."""
+        """Pairs of host name (None if unknown) and GPU; two for a GPU in `gpus` and `nodes`."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -154,7 +154,7 @@ class Environment(Record, frozen=True, kw_only=True):
         """Return a run's CUDA devices in order of local rank, the same on all nodes; empty on CPU.
 
         Successive runs use successive blocks of devices, so that 1-GPU runs do not all use GPU 0.
-        Of 4 GPUs, 2-GPU runs use either 0 and 1 or 2 and 3; GPUs 1 and 2 may have a slower link.
+        Of 4 GPUs, 2-GPU runs use either 0 and 1, or 2 and 3; GPUs 1 and 2 may have a slower link.
         """
         count = self.gpus_per_node
         if self.device == "cpu" or not count:

@@ -63,7 +63,7 @@ class OpenMetric(Record, frozen=True, kw_only=True):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def work(self, gpus: int) -> int:
-        """Return the relative amount of work: `gpus` for a rate or weak scaling, otherwise 1."""
+        """Return the work relative to 1 GPU: `gpus` for a rate or weak scaling, otherwise 1."""
         return gpus if self.scaling in ("rate", "weak") else 1
 
     def cost(self, value: float, gpus: int) -> float:
@@ -145,7 +145,7 @@ def metric_from_name(
     more_is_better: bool | None = None,
     time_scaling: Literal["weak", "strong"] | None = None,
 ) -> OpenMetric | None:
-    """Create a metric; return None if it is unknown whether more or less is better.
+    """Create a metric (default unit: the name's); None if it is unknown whether more is better.
 
     For a time, `time_scaling` says whether work is constant per GPU (weak) or in total (strong).
     """

@@ -73,7 +73,7 @@ class Probe(Record, frozen=True, kw_only=True):
 
 
 class Port(Record, frozen=True, kw_only=True):
-    """State and counters of a network port, or a node's TCP stack, over a run; None if unknown."""
+    """State and counters of a network port or TCP stack over a run; a field is None if unknown."""
 
     name: Name
     """Name such as `mlx5_1 port 1`, `cxi0`, `eth0` or `TCP`."""

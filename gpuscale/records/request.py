@@ -118,7 +118,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_metric(self) -> "tuple[RunRequest, ...]":
-        """One copy of this request for each metric of the command; the request itself if none."""
+        """This request alone or, if its command has metrics, a copy configured for each metric."""
         metrics = () if self.command is None else self.command.metrics
         of = self.configuration
         asked = (replace(of, strategy=metric.name, metric=metric) for metric in metrics)
@@ -134,7 +134,7 @@ class RunRequest(RowMixin, msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, command=replace(self.command, metrics=metrics))
 
     def cpus_of(self, local_rank: int) -> set[int]:
-        """Return the CPUs to which `cpu_bind` binds a rank; empty if it does not name CPUs."""
+        """Return the CPUs to which `cpu_bind` binds a rank; empty if `cpu_bind` names no CPUs."""
         each = -(-self.gpus // (self.processes if self.command is None else self.gpus))
         devices = self.devices[local_rank * each : (local_rank + 1) * each]
         return bound_cpus(self.cpu_bind, devices or (local_rank,))
@@ -203,7 +203,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Return median `own_s` per step; if `ranks` > 1, of unsynchronised windows (if any)."""
+        """Return median `own_s` per step, in unsynchronised windows if present and `ranks` > 1."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         own_s = statistics.median(window.own_s for window in alone or self.windows)
         return own_s / self.steps_per_window

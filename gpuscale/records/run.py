@@ -87,7 +87,7 @@ class Run(RowMixin, record.Record, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """True if the run did not fail and has a step time, or the metric judged instead of it."""
+        """True if the run did not fail and its judged metric, usually the step time, is known."""
         metric = self.configuration.metric
         return self.failure is None and (metric.name if metric else STEP_TIME) in self.measured
 
@@ -241,7 +241,7 @@ def without_windows(run: Run) -> Run:
 
 
 def _validate_training(run: Run) -> None:
-    """Raise a FieldError if windows lack busy times, or ranks of one model have unlike ones."""
+    """Raise a FieldError if windows lack busy times, or parameters wrongly differ between ranks."""
     # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
