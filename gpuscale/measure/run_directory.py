@@ -137,7 +137,7 @@ class RunDirectory:
         return tuple(filter(None, left))
 
     def wait_for_results(self, job: str, hosts: Sequence[str], ranks: int) -> None:
-        """Wait up to 30 s until this node sees the result files of a `job` such as `probe`."""
+        """Wait up to 30 s for the result files of the ranks' task `job` to appear on this node."""
         if job == "describe":
             paths = [self.environment(host).path for host in hosts]
         elif job == "probe":

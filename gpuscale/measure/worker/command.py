@@ -103,7 +103,7 @@ class _Watch:
         self._process = start_command(place, pipes, self._output)
 
     def measure(self) -> None:
-        """Watch the command; write its outcome, leave it to another node, or raise CommandError."""
+        """Watch the command; write its outcome, unless another node does, or raise CommandError."""
         reader, directory = self._reader, self._directory
         while True:
             code, is_late = self._look()
@@ -175,7 +175,7 @@ class _Watch:
             self._record_software()
 
     def _record_software(self) -> None:
-        """Record the command's libraries and packages; an empty record replaces no earlier one."""
+        """Record the command's libraries and packages; never replace a record by an empty one."""
         found = software_of(self._place.processes(), with_packages=not self._place.number)
         has_all = found.libraries if self._place.number else found.software.packages
         if has_all or not self._has_software:
@@ -227,7 +227,7 @@ class _Watch:
             )
 
     def _failed_end(self, code: int, words: LastWords) -> CommandError:
-        """Return the error for a command or rank that ended with a non-zero exit code."""
+        """Return an error that tells from `code` and `words` how the command or a rank failed."""
         kind: FailureKind = "raised"
         own, place = self._place.rank, self._place.label
         if words.exception is not None:

@@ -75,7 +75,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Host name for messages, such as ` on n2`; empty in local runs or if unknown."""
+        """Text such as ` on n2` for messages; empty if local or if one command covers all nodes."""
         return f" on {socket.gethostname()}" if self.is_across and not self.covers_all_nodes else ""
 
     def processes(self) -> set[int]:
@@ -83,7 +83,7 @@ class Place:
         return processes_with(self.directory.variable) if self.covers_all_nodes else descendants()
 
     def world_sizes(self) -> set[int]:
-        """Return the world sizes of the processes; across nodes, write their ranks to a file."""
+        """Return world sizes in the processes' environments; if `is_across`, save their ranks."""
         found = defaultdict[str, set[int]](set)
         for process in self.processes():
             # The process may have ended, or belong to another user.

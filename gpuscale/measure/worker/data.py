@@ -81,7 +81,7 @@ def on_device(
 
 
 class PooledBatches:
-    """Endless batches of synthetic samples, created in advance so that no step needs a loader."""
+    """An endless cycle of synthetic batches, created in advance so that no step needs a loader."""
 
     # It never ends, since the first batch of an epoch would be late.
     epoch = 0
@@ -172,7 +172,7 @@ def real_dataset(case: TrainingCase, request: RunRequest) -> Dataset[Any]:
 def training_batches(
     case: TrainingCase, request: RunRequest, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """Return endless batches, each of `batch` samples, for rank `rank` of `world_size` ranks."""
+    """Return an endless stream of batches of `batch` samples for one of `world_size` ranks."""
     pin_memory = is_gpu(request.configuration.device)
     if request.configuration.data == "synthetic":
         return PooledBatches(SyntheticDataset(case), batch=batch, rank=rank, pin_memory=pin_memory)

@@ -149,7 +149,7 @@ def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
 
 
 def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
-    """Return True if code built for, say, `sm_80` runs on GPUs of this compute capability."""
+    """Return True if code for `architecture` (such as `sm_80`) runs on this compute capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
         # For example sm_90a, which runs only on 9.0; builds with it also have sm_90.

@@ -231,7 +231,7 @@ class LogReader:
         return max(ranks or timed.values(), key=lambda series: series.count, default=None)
 
     def last_words(self, exit_code: int) -> LastWords:
-        """Return evidence from the process whose failure ended a command; if unknown, from all."""
+        """Return evidence from the process that made the command fail; if unknown, recent lines."""
         of_command = LastWords(COMMAND_SOURCE, None, None, tuple(self.latest))
         return last_words(self._latest_of, exit_code) or of_command
 
@@ -266,7 +266,7 @@ class FigureReader(LogReader):
 
     @property
     def found(self) -> dict[str, str | float]:
-        """Values from the process that has printed the most metrics, keyed by metric name."""
+        """Number or text found for each metric, from the process that printed the most metrics."""
         return max((self._found[source] for source in sorted(self._found)), key=len, default={})
 
     def progress(self) -> tuple[str, int, int]:

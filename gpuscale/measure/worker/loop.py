@@ -69,7 +69,7 @@ def own_pace_s(training: Training) -> float:
 
 
 def steps_per_mark(step_time_s: float, events: int) -> int:
-    """Return N such that `events` time marks in every Nth step slow training by at most 0.5%."""
+    """Return the least N so that `events` CUDA events every N steps slow them by at most 0.5%."""
     return max(1, math.ceil(events * _EVENT_S / (_SHARE_FOR_MARKS * step_time_s) - ROUNDING))
 
 
@@ -98,7 +98,7 @@ def warm_up(training: Training, timing: TimingPlan, report: Report) -> tuple[flo
 def timed_window(
     training: Training, steps: int, *, synchronized: bool = True, marked_every: int = 1
 ) -> RankWindow:
-    """Time one window of steps, from a barrier until this rank's device has completed them."""
+    """Time `steps` steps after a barrier, and the phases of every `marked_every`-th step."""
     training.synchronize()
     training.strategy.barrier()
     # After the barrier, so that samples during the wait for other ranks are left out.

@@ -130,7 +130,7 @@ class _Traceback(NamedTuple):
 
 
 def last_words(lines: Mapping[str, Collection[Line]], exit_code: int) -> LastWords | None:
-    """Return evidence from the process whose failure ended a command; None if none is suspected.
+    """Return evidence from the process that made a command fail; None if no process is suspected.
 
     `lines` has the output of each process. A negative `exit_code` means that a signal ended the
     command; otherwise the exit codes in torchrun's summary are used. A process that only lost
@@ -175,7 +175,7 @@ def _codes_in_summary(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
-    """Return a process's last traceback or None; one due to a lost peer only if it has no other."""
+    """Return the last traceback not due to a lost peer, else the last one; None if none exists."""
     last, begin = dict[bool, _Traceback](), None
     for number, line in enumerate(lines):
         if TRACEBACK.match(line.text):

@@ -73,7 +73,7 @@ class _Place:
             torch.cuda.synchronize(self.device)
 
     def probe(self, name: str, rates: list[float], *, of_node: bool, **about: Any) -> Probe:
-        """Return a record of these rates for this device or, if `of_node`, for the whole node."""
+        """Return a Probe of the device, or of the node if `of_node`; `about` holds more fields."""
         of: dict[str, Any] = {}
         if not of_node:
             of["device"] = f"CPU rank {self.local_rank}"
@@ -219,7 +219,7 @@ def _answer(to: int, message: torch.Tensor) -> None:
 
 
 def _all_reduces(place: _Place, name: str, *nodes: int, **about: Any) -> Iterator[Probe]:
-    """Yield all-reduce probes on the first rank of `nodes`; all ranks of `nodes` must call this."""
+    """Time all-reduces among `nodes`: all ranks there must call this; the first yields probes."""
     each = place.request.ranks_per_node
     ranks = [node * each + local for node in sorted(nodes) for local in range(each)]
     group: Any = dist.new_group(ranks, use_local_synchronization=True)

@@ -107,7 +107,7 @@ class Strategy:
         return nullcontext()
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which this rank accumulates gradients without exchanging them."""
+        """Return a context that defers the exchange of gradients to a later batch of the step."""
         return nullcontext()
 
     def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
@@ -162,7 +162,7 @@ class Training:
         self._losses: list[torch.Tensor] = []
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Run one training step, on one batch or on several batches with accumulated gradients."""
+        """Run one training step of one or more batches; exchange gradients if `synchronized`."""
         clock, strategy = self.clock, self.strategy
         clock.begin_step()
         self._steps += 1
@@ -195,9 +195,9 @@ class Training:
         return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
-        """Compute gradients of the whole model; return the loss times its weight in a step's loss.
+        """Compute gradients of the whole model; return what the inputs add to the step's loss.
 
-        If the inputs are part of a batch, `share` is the weight of their loss in the batch's loss.
+        `share` is the weight of the inputs in the loss of their batch: 1 if they are a whole batch.
         """
         share /= self._accumulate
         with self.faults.in_forward(), self.autocast:

@@ -145,7 +145,7 @@ def windows_of(stretches: Sequence[Sequence[Point]], timing: TimingPlan) -> Wind
 def _after_warmup(
     stretches: Sequence[Sequence[Point]], timing: TimingPlan
 ) -> tuple[list[Sequence[Point]], int, float] | None:
-    """Return (points after warm-up, warm-up steps, warm-up seconds); None if still warming up."""
+    """Return (stretches after warm-up, warm-up steps, warm-up seconds); None during the warm-up."""
     first_s, before = stretches[0][0].at_s, 0
     for number, stretch in enumerate(stretches):
         for place, point in enumerate(stretch):

@@ -71,7 +71,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
 
     def realign(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Restore the state saved by `remember`: no other rank could send this rank's shards."""
+        """Restore the state saved by `remember`, because no other rank has this rank's shards."""
         tensors = [local_part(tensor) for tensor in state_tensors(model, optimizer)]
         if [tensor.shape for tensor in tensors] != [kept.shape for kept in self._kept]:
             raise InvalidTrainingError(

@@ -58,7 +58,7 @@ class _OnDevices(nn.Module):
 
 
 def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Sequential]:
-    """Group the blocks of a case's model into stages; raise a CaseError if that is impossible."""
+    """Group the blocks of a case's model into `count` stages; raise CaseError if impossible."""
     groups = with_parameters(case.blocks(model))
     where = f"{type(case).__name__}.blocks(model)"
     if len(groups) < count:
@@ -84,7 +84,7 @@ def stages_of(case: TrainingCase, model: nn.Module, count: int) -> list[nn.Seque
 
 
 def cut(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Cut a sequence so that the largest sum of a part is minimal; return parts' start indices."""
+    """Cut a sequence into `parts` so that the largest sum is minimal; return the start indices."""
 
     @cache
     def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
