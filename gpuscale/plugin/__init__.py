@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print why tests that use `scaling` were skipped; pytest prints reasons only with -rs."""
+    """If tests were skipped for lack of `--gpus`, say so; pytest gives reasons only with -rs."""
     if config.stash.get(_NOTHING_ASKED, False):
         terminalreporter.write_line(f"gpuscale measured nothing; {_REMEDY}")
 

@@ -48,7 +48,7 @@ class ItemPlan:
 
     @property
     def label(self) -> str:
-        """Parameters in the pytest item's ID: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
+        """Parameters in the item's ID, such as `ddp-2gpus-run1` or `ddp-2gpus-batch64-run1`."""
         batch = "" if self.batch is None else f"batch{self.batch}-"
         gpus = f"{self.gpus}gpu{'' if self.gpus == 1 else 's'}"
         return f"{self.strategy}-{gpus}-{batch}run{self.run}"
@@ -102,7 +102,7 @@ def plan_of(item: pytest.Item) -> ItemPlan | None:
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Prepare planned items; sort items by run number, so that slow drifts affect all rows alike.
+    """Set items' clocks and timeouts; sort by run number, so that drifts affect all rows alike.
 
     Raise a UsageError if a test has a gpuscale mark but does not use `scaling`.
     """
@@ -195,7 +195,7 @@ class CommandItem:
         return module
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Set the test's location to the case's name, or pytest would print this module's path."""
+        """Have pytest print the case's name as the test's location, not this module's path."""
         item.location = (self.case.name(), *item.location[1:])
 
     @pytest.hookimpl(wrapper=True)

@@ -102,7 +102,7 @@ def words_for_pytest(options: Iterable[Option], given: Mapping[str, object]) -> 
 
 
 def option(usage: str, meaning: str, *, default: object = None, **settings: Any) -> Any:
-    """Return a field of `MeasureOptions` for an option such as `--run-seconds S`."""
+    """Return a `MeasureOptions` field for an option with `usage`, such as `--run-seconds S`."""
     flag, _, metavar = usage.partition(" ")
     default = default if metavar else False
     entry = Option(flag=flag, metavar=metavar, meaning=meaning, default=default, **settings)

@@ -30,7 +30,7 @@ FEWEST_RUNS = 3
 
 
 def _runs(text: str) -> tuple[int | None, int]:
-    """Parse a minimum and maximum number of runs, such as `3:8`; a single number is the maximum."""
+    """Parse minimum and maximum runs such as `3:8`; for `8` alone, the minimum is None."""
     first, colon, last = text.partition(":")
     if not colon:
         return None, parse_count(text)

@@ -32,7 +32,7 @@ def validate_precision(options: MeasureOptions, environment: Environment) -> Non
 def validate_plans(
     plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
 ) -> None:
-    """Raise an error if cases share a name, a size is unknown, or a fault's rank is in no run."""
+    """Raise if cases share a name, a size is unknown, or no run has an injected fault's rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         if (first := cases.setdefault(plan.case.name(), plan.case)) is not plan.case:

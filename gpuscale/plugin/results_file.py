@@ -153,7 +153,7 @@ def validate_environment(
     injections: tuple[str, ...],
     software: Environment | None = None,
 ) -> None:
-    """Raise a UsageError if the environment differs from the one recorded in the resumed file."""
+    """Raise a UsageError if environment, injections or command software are not as `recorded`."""
     then = known = recorded.environment
     if _is_of_commands(recorded):
         if software is not None and software.packages and known.packages:
@@ -182,7 +182,7 @@ def _validate_same(
 
 
 def _is_of_commands(results: Results) -> bool:
-    """True if there are runs, all of commands; then the header describes their interpreter."""
+    """True if there are runs and all ran commands; the header then describes their interpreter."""
     return bool(results.runs) and all(run.configuration.command is not None for run in results.runs)
 
 

@@ -90,7 +90,7 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _grown(before: _Readings, after: _Readings) -> Iterator[Port]:
-    """Yield each port with its counter growth and the lower of its link rates before and after."""
+    """Yield each port of either reading with counter growth and the lower of its two link rates."""
     for key in {**before, **after}:
         (old, then), (new, now) = before.get(key, (None, _NEW)), after.get(key, (None, _GONE))
         port = new or replace(before[key][0], state="vanished")

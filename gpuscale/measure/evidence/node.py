@@ -155,7 +155,7 @@ class NodeWatch:
 
 
 def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the node's settings, and the reason for each that cannot be read, keyed by name."""
+    """Return the node's settings by name, and reasons by name for those that cannot be read."""
     found: dict[str, str] = {}
     absent: dict[str, str] = {}
     for name, read in SETTINGS.items():
@@ -168,7 +168,7 @@ def read_settings(root: Path = Path("/")) -> tuple[dict[str, str], dict[str, str
 
 
 def _in_files(files: str, pattern: str) -> _Reader:
-    """Return a reader of `pattern` in matching files: `a`; if 4 files differ, `a on 3, b on 1`."""
+    """Return a reader of `files` by `pattern`: `a`, or `a on 3, b on 1` if 1 of 4 files differs."""
 
     def read(root: Path) -> str:
         counts = Counter(filter(None, (_matched(path, pattern) for path in root.glob(files))))

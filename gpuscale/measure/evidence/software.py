@@ -179,7 +179,7 @@ def _packages_in(files: Sequence[str]) -> list[str]:
 
 
 def _software(process: int, files: Sequence[str], root: Path) -> Environment:
-    """Return the Python packages in the folders from which a process has loaded libraries."""
+    """Return an `Environment` with the packages in folders from which a process loaded `files`."""
     place = root / "proc" / str(process)
     paths = [*dict.fromkeys(_packages_in(files))]
     fields = python_packages([place / "root" / path.lstrip("/") for path in paths])

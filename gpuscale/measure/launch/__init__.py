@@ -76,7 +76,7 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def do_in_rank(job: str, *arguments: str) -> None:
-    """Run a job, such as `rank` or `describe`, in this process, which was forked to run it."""
+    """In a newly forked process, call the function for `job`, such as `rank`, with `arguments`."""
     # A command's watcher first ends the command; all others end at once.
     if job != "command":
         die_with_parent()

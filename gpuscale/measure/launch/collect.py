@@ -90,7 +90,7 @@ def collect_run(
 def _command_run(
     request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
 ) -> Run:
-    """Return `empty` plus the command's results; no timed windows if the command prints metrics."""
+    """Return the run `empty` with its ranks, windows and failure, if any; metrics are not added."""
     found = (directory.software(rank).read_if_left() for rank in range(request.processes))
     empty = replace(empty, nodes=_with_processes(empty.nodes, [*filter(None, found)]))
     if request.command is not None and request.command.metrics:
@@ -115,7 +115,7 @@ def _command_run(
 
 
 def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutcome | None:
-    """Return the metrics that one process of a command printed; None if no process printed any."""
+    """Return the metrics, or else the failure, of one process; None if no process left either."""
     files = map(directory.figures, range(request.processes))
     left = [outcome for file in files if (outcome := file.read_if_left()) is not None]
     return min(left, key=lambda outcome: outcome.failure is not None, default=None)
@@ -124,7 +124,7 @@ def command_figures(request: RunRequest, directory: RunDirectory) -> FigureOutco
 def _with_processes(
     nodes: Sequence[NodeEvidence], found: Sequence[ProcessSoftware]
 ) -> tuple[NodeEvidence, ...]:
-    """Return the nodes, completed with the distinct libraries and CPUs of their processes."""
+    """Return the nodes with the distinct libraries and CPUs of their processes, from `found`."""
     known = []
     for node in nodes:
         here = [processes for processes in found if processes.host == node.host]
@@ -200,7 +200,7 @@ def job_environment(
 def joined(found: dict[str, Environment], device: str) -> Environment:
     """Merge the nodes' environments: return that of the first node, with all nodes listed in it.
 
-    Raise MachineError if a node lacks GPUs, UsageError if GPUs or software differ between nodes.
+    Raise MachineError if required GPUs are missing, UsageError if nodes differ in GPUs or software.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]

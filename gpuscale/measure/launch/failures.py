@@ -126,7 +126,7 @@ def _exited(request: RunRequest, directory: RunDirectory, rank: int, code: int) 
 
 
 def _unreported(directory: RunDirectory, exited: Collection[int]) -> list[int]:
-    """Return ranks without exit code; if some are on hosts that reported no exit codes, only these.
+    """Return ranks not in `exited`, but only those on hosts where no rank exited, if there are any.
 
     A host that reported exit codes still worked when its ranks ended. The scheduler has probably
     ended its remaining ranks because another host failed.
@@ -154,7 +154,7 @@ def _vanished(request: RunRequest, directory: RunDirectory, ranks: Sequence[int]
 
 
 def _named(request: RunRequest, processes: Sequence[int]) -> tuple[int | None, str]:
-    """Return (1, 'ranks 1, 2') for [1, 2]; (None, 'the command') if it starts its ranks itself."""
+    """Return (1, 'ranks 1, 2') for ranks [1, 2]; (None, 'the command') for other `processes`."""
     if request.launch != "per-rank":
         return None, "the command"
     plural = "" if len(processes) == 1 else "s"

@@ -234,7 +234,7 @@ class Keeper:
         return is_orphan and not self._is_ending
 
     def _end(self, number: int | None = None) -> None:
-        """Send ranks signal `number` (None: SIGTERM for commands, else SIGKILL); stop serving."""
+        """End ranks by signal `number` (None: SIGTERM for commands, else SIGKILL); stop serving."""
         self._is_ending = True
         self._end_ranks(number)
 
@@ -264,7 +264,7 @@ class Keeper:
 
 
 def main(launcher: str, folder: str, preloads: str) -> NoReturn:
-    """Run the keeper of this node until the launcher ends, then end this process."""
+    """Run a keeper (with torch if `preloads` is 'preload') until the launcher ends, then exit."""
     code = 1
     try:
         with scratch_folder("gpuscale-keeper-") as scratch:

@@ -93,7 +93,7 @@ class Keepers:
     def __init__(
         self, starter: ProcessStarter, placement: Placement, folder: Path, *, preloads: bool
     ) -> None:
-        """Start a keeper for each process of `placement`, and wait until all are ready."""
+        """Start keepers for `placement`, with torch if `preloads`; wait until all are ready."""
         self.placement, self._log = placement, folder / LAUNCHER_LOG
         self._socket, self._streams = None, list[BinaryIO]()
         """Socket to which keepers connect, if any, and the streams that carry their orders."""
@@ -129,7 +129,7 @@ class Keepers:
         self.wait_until_ready()
 
     def assign_ranks(self, placement: Placement, *, is_fresh: bool) -> Assignment:
-        """Assign ranks to the ready keepers: rank n to keeper n if `is_fresh`, else by node."""
+        """Assign rank n to ready keeper n if `is_fresh`, else to the ready keeper of its node."""
         assignment: dict[int, tuple[tuple[int, int], ...]] = {}
         taken = Counter[str]()
         for number, answer in sorted(self.ready.items()):

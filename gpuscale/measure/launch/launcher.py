@@ -122,7 +122,7 @@ class Launcher:
         return scratch_folder(f".{name}", within=self._folder)
 
     def _is_fresh(self, request: RunRequest | None) -> bool:
-        """Return True if ranks need new Slurm or MPI tasks; `request` is None except for runs."""
+        """Return True if ranks need new Slurm or MPI tasks for the run `request` (None: no run)."""
         is_special = request and (request.command is not None or request.cpu_bind == SITE)
         return self._is_across and bool(self._fresh_tasks or is_special)
 
@@ -150,7 +150,7 @@ class Launcher:
         timeout_s: float,
         request: RunRequest | None = None,
     ) -> Outcome:
-        """Start ranks that do `job`; if all succeed, wait until this node sees the result files."""
+        """Have ranks do `job`; await their end and, if all succeeded, their files on this node."""
         is_fresh = self._is_fresh(request)
         if is_fresh:
             keepers = Keepers(self._starter, placement, directory.path, preloads=False)

@@ -56,7 +56,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Return the `mpirun` command line that starts `program` for each rank, host by host.
 
-        Ranks may use all cores unless the site's binding is kept; schedulers/slurm.py explains why.
+        Ranks are unbound unless the site binds them: binding by rank count would inflate speedups.
         """
         # Open MPI's daemons start ranks with a login shell's variables and those given by `-x`.
         settings = {name for name in os.environ if name.startswith(VARIABLE_PREFIXES)}
@@ -79,7 +79,7 @@ class OpenMpi(ProcessStarter):
         ]
 
     def reaches(self, variable: str) -> bool:
-        """Return False for a variable of an outer MPI launcher or LSF that ranks must not get."""
+        """Return False if ranks must not get this variable, set by LSF or an outer MPI launcher."""
         # LSF sets this variable if a job requests cores; mpirun would place ranks by it.
         if variable == "LSB_AFFINITY_HOSTFILE":
             return False
@@ -132,7 +132,7 @@ class OrderSocket:
 
 
 def connect(folder: Path, number: int) -> int | None:
-    """Connect keeper `number` to the launcher; return a descriptor, None if orders come by stdin.
+    """Connect keeper `number` to the launcher; return a descriptor for orders, None to use stdin.
 
     Raise OSError with the reason if this node cannot reach the launcher or the folder.
     """

@@ -89,7 +89,7 @@ class ThisNode(ProcessStarter):
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
     """Place the ranks evenly on the smallest number of hosts that can hold them.
 
-    A host takes one rank per slot, or more if all hosts together have too few slots. Hosts are
+    A host takes up to `slots` ranks, or more if all hosts together have too few slots. Hosts are
     chosen cyclically, starting at index `first` (modulo the number of hosts), so that successive
     runs use different hosts and single-GPU runs are not all measured on the same host.
     """
@@ -103,7 +103,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def place_run(request: RunRequest, environment: Environment, hosts: Sequence[str]) -> Placement:
-    """Return a run's placement; `cores_per_rank` is None for a CPU map or for launch `once`."""
+    """Place a run's processes; cores are unlimited if `cpu_bind` is a map or `launch` is `once`."""
     cores, gpus = environment.cores_per_node, environment.gpus_per_node
     gpus_per_process = math.ceil(request.gpus / request.processes)
     cores_per_rank = (request.configuration.threads_per_rank or 1) * gpus_per_process
@@ -147,7 +147,7 @@ def rank_variables(ranks: int, host: str | None = None) -> dict[str, str]:
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """Return a value for `GLOO_SOCKET_IFNAME` if gloo needs it to reach other hosts; else {}.
+    """Return `GLOO_SOCKET_IFNAME` with its value if gloo needs it for `hosts` and `given` lacks it.
 
     By default gloo listens on the address to which the host's own name resolves. On many machines
     this is 127.0.1.1 (Debian writes it into /etc/hosts), which other hosts cannot reach.

@@ -121,7 +121,7 @@ class Scheduler(ABC):
         """Return a job's state, given the output ('' if none) of each state command run so far."""
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """Return values for this scheduler's own placeholders; `gpus` is the GPU option or ''."""
+        """Return values for placeholders only this class has; `gpus` is the GPU option or ''."""
         return {}
 
     def options_of(self, demand: Demand) -> Iterator[str]:
@@ -186,7 +186,7 @@ class Scheduler(ABC):
     def submit(
         self, script: Path, environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> str:
-        """Submit a job, and pass `GPUSCALE_…` variables to it; return the job ID."""
+        """Submit a job that gets the `GPUSCALE_…` variables of `environment`; return the job ID."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command, *options]

@@ -42,7 +42,7 @@ class Device:
     """Method that returns the answer to a query, in the driver's unit, or raises QueryError."""
 
     def __init__(self, own: Mapping[str, Sequence[Callable[[], Any]]]) -> None:
-        """Prepare to read counters; for those that have no query, `own` has functions to try."""
+        """Prepare to read counters; `own` lists functions to try for counters without a query."""
         self.never_offered: dict[str, str] = {}
         """Permanent reasons why counters cannot be read, keyed by `Field.moment`."""
         self._questions = {moment: [*functions] for moment, functions in own.items()}

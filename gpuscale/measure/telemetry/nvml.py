@@ -174,7 +174,7 @@ class NvmlDevice(Device):
         return tuple(states)
 
     def _nvlink_errors(self, names: Sequence[str]) -> int:
-        """Sum counters over all NVLinks; raise NotSupportedError if a counter exists on no link."""
+        """Sum counters `names` over all NVLinks; raise NotSupportedError if one is on no link."""
         if not self._links:
             self._nvlink_active()
         errors = 0

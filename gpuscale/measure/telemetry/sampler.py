@@ -154,7 +154,7 @@ def serve(pipe: socket.socket) -> None:
 def _opened(
     smi: Smi, addresses: Mapping[str, str | None]
 ) -> tuple[Header, dict[str, Device], int | None]:
-    """Return the header, devices keyed by UUID, and the number of processes on them, if known."""
+    """Return the header, devices keyed by UUID, and their process count (None if unknown)."""
     devices, described, others = dict[str, Device](), dict[str, SampledDevice](), None
     for uuid, address in addresses.items():
         try:
