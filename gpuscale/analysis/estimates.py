@@ -171,7 +171,7 @@ def difference(value: float, terms: Iterable[Term | None]) -> Difference:
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a `Difference` with `levels` (runs, nights) as parts; error unknown if any is None."""
+    """Return a `Difference` whose parts are the `levels` of variation, unknown if any is None."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)
@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return the log half width of an interval with t quantile exp(`log_quantile`) for `first`."""
+    """Return an interval's log half width; exp(`log_quantile`) is the t quantile of `first`."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

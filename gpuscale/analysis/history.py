@@ -111,7 +111,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of nights still needed to detect an outlier; a new level takes one night more."""
+        """Number of nights still needed to detect an outlier (for a new level, one night more)."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
@@ -170,7 +170,7 @@ def history_of(results: Iterable[Results], choice: Choice = ALL_ROWS) -> History
 
 
 def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ()) -> History:
-    """Return the nights' history; raise UsageError if there are no nights or several machines."""
+    """Return the nights' history, with `left_out` in it; raise UsageError unless of one machine."""
     machine = machine_of(nights, left_out)
     effects = node_effects(nights)
     corrected = without_slow_nodes(nights, effects)

@@ -219,7 +219,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """Return the prior, limited to an upper confidence bound on the row's own variance.
 
-    The true variance exceeds that bound with probability `excluded`; identical values give none.
+    The true variance exceeds that bound with probability `excluded`. Identical values set no bound.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)

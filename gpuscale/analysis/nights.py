@@ -107,7 +107,7 @@ def night_names(nights: Sequence[tuple[datetime, str]]) -> list[str]:
 
 
 def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
-    """Return the only machine's name; else raise UsageError, which names the nights `left_out`."""
+    """Return the nights' machine; raise UsageError if several or, listing `left_out`, if none."""
     machines: dict[str, str] = {}
     for night in nights:
         machine = night.environment
@@ -132,7 +132,7 @@ def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChan
 
 
 def lasting_changes(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
-    """Return the environment changes between the 15 nights before `night` and the last night.
+    """Return the environment changes between the 15 nights before `night` and the latest night.
 
     Hosts are not compared, because a scheduler may choose different hosts every night.
     """

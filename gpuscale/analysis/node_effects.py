@@ -97,7 +97,7 @@ def _effect(node: str, nights: Sequence[Night]) -> NodeEffect:
 
 
 def _level_around(night: int, others: Sequence[tuple[int, float]]) -> float | None:
-    """Return the median of earlier or of later nights, whichever is higher; None if too few."""
+    """Return the higher median of `others`, before or after `night`; None if both are too few."""
     before = [value for i, value in others if i < night][-_NEAR:]
     after = [value for i, value in others if i > night][:_NEAR]
     sides = (statistics.median(side) for side in (before, after) if len(side) >= _FEWEST_NEAR)

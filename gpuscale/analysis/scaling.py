@@ -153,7 +153,7 @@ def _point(entry: Entry) -> ScalingPoint:
 
 
 def level_of(key: PointKey, cost: Estimate) -> Scaling:
-    """Convert a cost to step time and throughput or, if `key` has a metric, to that metric."""
+    """Convert a cost (less is better) to step time and throughput, or to the metric of `key`."""
     metric = key.configuration.metric
     if metric is None:
         return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
@@ -229,7 +229,7 @@ def _published_point(
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
-    """Return a note that training by users' commands is not verified; None without commands."""
+    """Return a note that training by users' commands is not verified; None if no command ran."""
     named = sorted({used.label for used in configurations if used.strategy == COMMAND})
     return Statement.of("unchecked_training", cases=named) if named else None
 

@@ -136,7 +136,7 @@ def _nearest_outlying(values: Sequence[float]) -> float:
 
 
 def step_size(before: Sequence[float]) -> float:
-    """Return how far two nights' mean must be from the level before to show a change of level."""
+    """Return how far two nights' mean must be from the level `before` to show a change of level."""
     nights = min(len(before), REMEMBERED)
     if len(before) < _FEW_NIGHTS:
         few = _FEW_DEVIATIONS * (1 + _OF_FEW_NIGHTS / nights)
@@ -228,7 +228,7 @@ def _splits(
 def _drift(
     values: Sequence[float], begin: int, tonight: int, week: float, earlier: Sequence[float]
 ) -> LevelChange | None:
-    """Return the drift to `week` from the farthest weekly median in `earlier`; None if small."""
+    """Return the drift to this `week` from the farthest `earlier` weekly median; None if small."""
     if not earlier:
         return None
     before = max(earlier, key=lambda level: abs(week - level))

@@ -240,7 +240,7 @@ def _budget(entry: Entry, reference: Entry) -> EfficiencyBudget:
 def _parts_s(
     runs: Sequence[Run], reference: Sequence[Run], ideal: float, *, staged: bool
 ) -> Mapping[str, float | None]:
-    """Return parts' seconds beyond `ideal` × the reference, if known; a pipeline is `staged`."""
+    """Return each part's seconds beyond `ideal` × `reference`, if known; a pipeline is `staged`."""
     steps, alone = steps_of(runs), steps_of(reference)
     exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
     synchronization_s = known_mean(run.synchronization_s for run in reference)

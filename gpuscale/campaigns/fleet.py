@@ -125,7 +125,7 @@ class Sweep:
         return [job for job in self.record.jobs if job.outcome is None]
 
     def _follow(self, job: SweepJob, queued: QueuedJob | None, node: ClusterNode) -> None:
-        """Record a job that has ended; cancel a waiting one that is late or whose node is down."""
+        """Record a job that has ended; cancel one waiting too long or for a node that is down."""
         if queued is not None:
             if job.job != queued.number:
                 # The sweep was stopped after submitting the job, before recording the job's number.

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _strength(before: Baseline, after: Baseline) -> str:
-    """Describe the smallest detectable slowdowns, also before, and why they may be larger now."""
+    """Describe the smallest detectable slowdowns after and before, with a reason if they grew."""
     sizes = night_sizes(after) | night_sizes(before)
     old, new = smallest_losses(before, sizes), smallest_losses(after, sizes)
     why = "; the added runs show that runs or sessions differ more than it seemed"
@@ -180,7 +180,7 @@ def _verdicts(baseline: Baseline, results: Sequence[Results]) -> dict[EntryId, E
 
 
 def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
-    """Return the selected proposals; the selector `all` means all that can be accepted."""
+    """Return the proposals in `found` that are selected; `all` selects each without an obstacle."""
     chosen = [p for p in found if not p.obstacle] if _EVERYTHING in selectors else []
     for selector in selectors:
         named = [p for p in found if selector in p.selectors]
@@ -213,7 +213,7 @@ def login_name() -> str | None:
 
 
 def say_how_to_extend(path: Path, baseline: Baseline, started_as: str | None) -> None:
-    """Print advice on adding sessions to a baseline, unless it has enough of them."""
+    """If a baseline has too few sessions, print how to add some with the command `started_as`."""
     lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
     if lacking > 0:
         runs, others = max(night_sizes(baseline).values()), counted(lacking, "other time")

@@ -207,7 +207,7 @@ def _reported(
 
 
 def _rest(arguments: argparse.Namespace) -> tuple[list[str], list[str], bool]:
-    """Return the sides, the test or command, and whether it is a command, from the arguments."""
+    """Parse `arguments.rest` into the sides, the test or command, and True if it is a command."""
     rest: list[str] = arguments.rest
     at = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(prog="gpuscale bisect", add_help=False, allow_abbrev=False)

@@ -1,4 +1,4 @@
-"""`gpuscale env`: show the software of a measurement, or how that of two measurements differs."""
+"""`gpuscale env`: show the software of a measurement, or how the software of two differs."""
 
 import argparse
 from collections.abc import Sequence

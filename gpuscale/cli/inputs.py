@@ -53,7 +53,7 @@ def results_path(text: str) -> Path:
 
 
 def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
-    """Read results or baselines; drop duplicate runs; drop excluded nights if there are others."""
+    """Read results or baselines; drop duplicate runs and, if other nights remain, excluded ones."""
     read: list[Results] = []
     for path in paths:
         content = read_any(path) if or_baselines else read_results(path)

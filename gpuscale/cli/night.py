@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _command(remarks: set[str], *arguments: str) -> tuple[int, str]:
-    """Run gpuscale; print its output, except lines in `remarks`; return exit code and output."""
+    """Run gpuscale; print its output, but no remark twice; return the exit code and the output."""
     said = StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:

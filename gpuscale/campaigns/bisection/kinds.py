@@ -79,7 +79,7 @@ class Kind(ABC):
         """Return a value that identifies the environment with these changes applied."""
 
     def name_of(self, applied: Applied) -> str:
-        """Return an environment's name: a short hash of its content, equal in every process."""
+        """Return an environment's name: a hash of its content that is the same in every process."""
         return hashlib.sha256(repr(self._content(applied)).encode()).hexdigest()[:12]
 
     def words_of(self, applied: Applied) -> str:
@@ -116,7 +116,7 @@ class Variables(Kind):
         return sorted(self.setting(applied).variables.items())
 
     def setting(self, applied: Applied) -> Setting:
-        """Return a Setting with bad values for applied variables and good values for the rest."""
+        """Return a Setting: applied variables as in the bad environment, others as in the good."""
         values: dict[str, str | None] = {**self.good}
         for number, change in enumerate(self.changes):
             values[change.name] = (self.bad if number in applied else self.good).get(change.name)

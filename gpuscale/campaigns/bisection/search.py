@@ -5,7 +5,7 @@ Search the first half further if the second environment is slower than the first
 half if the third is slower than the second. This finds several independent culprits at once.
 Extension: if the culprits alone cause only a part of the slowdown, apply them and search the other
 changes for those that act only together with them. If a slowdown remains without the culprits,
-search the other changes alone, because culprits can hide their effect. Drop needless culprits.
+search the other changes alone, because culprits can hide others' effects. Drop needless culprits.
 """
 
 import itertools
@@ -44,7 +44,7 @@ Unit = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """A search for changes that cause a slowdown; it splits a group only after isolating it."""
+    """A search for changes that cause a slowdown; it tries those of a group together first."""
 
     turns: AlternatingTrials
     groups: Sequence[int]
@@ -143,7 +143,7 @@ class Search:
         return [changes]
 
     def _splits(self, changes: Unit) -> Iterator[int]:
-        """Yield indices to split `changes` at, middle first; inside a group only if it is alone."""
+        """Yield indices to split `changes` at, middle first; if possible, only between groups."""
         inner = range(1, len(changes))
         groups = [self.groups[change] for change in changes]
         between = [at for at in inner if groups[at - 1] != groups[at]]
