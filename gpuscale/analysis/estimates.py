@@ -217,7 +217,7 @@ def _tail(distance: float, parts: tuple[Term, ...]) -> float:
 
 
 def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) -> float:
-    """Return an interval's log half width; exp(`log_quantile`) is the t quantile of `first`."""
+    """Return the logarithm of an interval's half width if exp(log_quantile) is the t of `first`."""
     quantile = math.exp(log_quantile)
     tail = t_probability(-quantile, first.df)
     squares = first.variance * quantile**2 + math.fsum(

@@ -111,7 +111,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """Number of nights still needed to detect an outlier (for a new level, one night more)."""
+        """Number of nights still needed to detect an outlier; detecting a level takes one more."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 

@@ -162,7 +162,7 @@ def level_of(key: PointKey, cost: Estimate) -> Scaling:
 
 
 def level_at(key: PointKey, log_cost: float) -> Scaling:
-    """Convert a log cost as `level_of` converts a cost, but without confidence intervals."""
+    """Return step time and throughput for the log of a cost; `level_of` adds intervals."""
     return level_of(key, Estimate(value=exponential(log_cost)))
 
 

@@ -94,7 +94,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _to_strengthen(
     arguments: argparse.Namespace, baseline: Baseline, results: Sequence[Results], excess: float
 ) -> list[tuple[str, str]]:
-    """Return advice, as (label, text) pairs, on detecting slowdowns `excess` times smaller."""
+    """Return (label, text) advice on detecting slowdowns `excess` times as small as now."""
     most = max(map(len, entries_of(baseline.runs).values()))
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.

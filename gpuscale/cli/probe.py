@@ -105,7 +105,7 @@ def probe_nodes(
     results: Results | None = None,
     data_root: str | None = None,
 ) -> tuple[NodeProbe, ...]:
-    """Run probes `names` on all nodes, with the usual precision and DDP buckets of `results`."""
+    """Run these probes on all nodes, with the precision and DDP buckets that most results have."""
     where = launcher.environment
     configurations = [run.configuration for run in results.runs] if results else []
     usual = Counter(each.precision for each in configurations).most_common(1)

@@ -160,7 +160,7 @@ def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int]
 
 
 def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, ...]]:
-    """Return the baseline entry's log step times by allocation, without outlying runs."""
+    """Return log step times of `before` by allocation, without runs outlying beside `after`."""
     far = outlying_runs(before, after)
     return {
         name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)

@@ -185,10 +185,10 @@ def runs_by_metric(request: RunRequest, run: Run, figures: FigureOutcome | None)
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """Return a failed run that shows that further runs of this row would fail; None if none does.
 
-    Timeouts of the row's last two runs show it if both had the same batch size or the row has no
-    valid run. One run with unreadable output, or two runs that raised an exception, show it if the
-    row has no valid run; two such failures on any numbers of GPUs show it if the case with this
-    strategy has no valid run at all. Other failures, such as lack of memory, do not count.
+    These show it: the row's last two runs timed out with the same batch size or in a row without a
+    valid run; one unreadable output, or two exceptions, in a row without a valid run; two of them
+    on any numbers of GPUs, if the case has no valid run with this strategy. Other failures, such as
+    running out of memory, do not count.
     """
     same_case = [run for run in runs if run.key.case == key.case]
     if key.strategy != COMMAND:

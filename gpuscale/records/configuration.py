@@ -133,7 +133,7 @@ ALL_ROWS = Choice()
 
 
 class RowMixin:
-    """Mixin for objects that belong to a table row: a configuration on some number of GPUs."""
+    """Adds the key and label of the row (configuration and GPU count) that an object belongs to."""
 
     __slots__ = ()
     configuration: Configuration

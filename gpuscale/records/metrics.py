@@ -14,7 +14,7 @@ _LARGEST = 1e18
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for changes of a metric, as fractions of the baseline's value or step time."""
+    """Limits on changes of a metric, as shares of its baseline value or, in points, of the step."""
 
     margin: float
     """Largest deterioration that is never called a regression."""

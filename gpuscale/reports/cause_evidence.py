@@ -161,8 +161,7 @@ def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
 
     Empty if the lag is small, or the probability of such a lag by chance is above `most_chance`.
     """
-    steps = steps_of(runs)
-    if not steps or len(steps[0].ranks) == 1:
+    if not (steps := steps_of(runs)) or len(steps[0].ranks) == 1:
         return ""
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]

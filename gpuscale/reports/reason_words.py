@@ -449,7 +449,7 @@ def _fact_text(name: str, fact: Any, entry: EntryVerdict | None, device: str) ->
 
 
 def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
-    """Return the reason for a metric's verdict if `name` is `metric`; else name the quantity."""
+    """Format a fact about a row: the reason for a metric's verdict, or a quantity in words."""
     if name == "metric":
         (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)

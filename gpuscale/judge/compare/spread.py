@@ -100,7 +100,7 @@ class SideSample:
         return _difference([statistics.fmean(sample.values[name]) for sample in self.samples])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
-        """Return the variance due to allocations; samples that share none use `deviation_apart`."""
+        """Return the variance that the declared deviation (apart: of unlike allocations) causes."""
         if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Samples from different allocations share no effect: each has the deviation of a step time.

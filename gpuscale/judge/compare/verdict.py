@@ -89,7 +89,7 @@ class Quantity:
 
     @property
     def is_ok(self) -> bool:
-        """True if a loss as large as `ok_bound` is ruled out."""
+        """True if a slowdown as large as `ok_bound` is ruled out."""
         return self.loss_bound is not None and self.loss_bound < self.ok_bound
 
     @property
@@ -175,7 +175,7 @@ class Quantities:
         return (self.time,) if self.speedup is None else (self.time, self.speedup)
 
     def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
-        """Return a copy with step time and, if known, speedup taken from `tests`, in this order."""
+        """Return a copy whose step time and, if any, speedup are the next items of `tests`."""
         time = next(tests)
         return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 

@@ -66,7 +66,7 @@ class PointEvidence:
 
     @property
     def nodes(self) -> int:
-        """Largest number of hosts in a run of the results; 1 if no step is divided into parts."""
+        """Largest number of hosts in a current run that timed the parts of its steps; else 1."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def phase(self, name: str, seconds: Callable[[Step], float]) -> PhaseChange:

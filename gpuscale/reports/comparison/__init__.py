@@ -142,7 +142,7 @@ def _needs_explanation(row: Row) -> bool:
 
 
 def _row_group_key(row: Row) -> object:
-    """Return a key that is equal for rows that differ only in their numbers."""
+    """Return a key that is equal for rows whose texts differ only in measured values."""
     entry = row.entry
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on

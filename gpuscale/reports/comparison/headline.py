@@ -1,12 +1,13 @@
 """Headline of a comparison: verdict, warnings, first cause, environment changes, and both sides."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
-from gpuscale.base.text import format_distinct, rough_percent
+from gpuscale.base.text import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
@@ -26,8 +27,8 @@ from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement
 
 _NAMED_GAIN = 0.02
 """Smallest gain on one device that is named beside a loss of efficiency."""
-_NEARLY = 0.75
-"""Share of the main cause's lost time from which on the second is named beside it."""
+_MOST = 0.75
+"""Share of the main cause's time, or of all lost time, that counts as most of it."""
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
@@ -184,9 +185,11 @@ def _first_cause(rows: Sequence[Row]) -> str:
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
     doubt = "" if shared[0].entry.verdict.is_loss else ", if anything was lost"
-    first, *others = shared[0].entry.causes
-    near = [o for o in others if (o.lost_s or 0.0) > _NEARLY * (first.lost_s or 0.0) > 0]
-    also = "".join(f", and {headline(other)}{share_text(other)}" for other in near[:1])
+    least_s = _MOST * (causes[0].lost_s or math.inf)
+    near = [other for other in shared[0].entry.causes[1:2] if (other.lost_s or 0.0) > least_s]
+    also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)
+    told = max(sum(each.share or 0.0 for each in row.entry.causes) for row in shared)
+    also += f"; {whole_percent(1 - told)} may be chance" if 0 < told < _MOST else ""
     return f"{headline(*causes)}{share_text(*causes)}{also}{doubt}; {subject_of(shared, rows)}"
 
 

@@ -133,46 +133,46 @@ class _Adviser:
         steps = (self._how_to_find_change(), step)
         is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
         found = _either(*(steps if is_suspected else reversed(steps)))
-        first = ONCE_IDLE if is_busy else "measure again" if self._is_close(worst) else ""
+        first = ONCE_IDLE if is_busy else "measure again" if self._is_uncertain(worst) else ""
         if found and first and not is_suspected:
             likeliest = found[0]._replace(text=f"if it is REGRESSED again, {found[0].text}")
             return _first(self._measure(first), [likeliest, *found[1:]])
         return found or self._remedy([worst])
 
-    def _is_close(self, row: Row) -> bool:
-        """True if a loss may be under half its estimated size; False for nightly baselines."""
+    def _is_uncertain(self, row: Row) -> bool:
+        """True if a slowdown may be under half its estimate; always False for nightly baselines."""
         if (change := row.change) is None or change.high is None:
             return False
         return self.comparison.baseline_kind != "nights" and change.value < min(0, 2 * change.high)
 
     def _for_open_rows(self) -> list[_Step]:
         """Return the next steps for undecided rows (neither loss nor pass)."""
-        rows, worst = self.rows, self._worst
-        if any(note.code == "same_allocation" for note in self.comparison.notes):
+        comparison, rows, worst = self.comparison, self.rows, self._worst
+        if any(note.code == "same_allocation" for note in comparison.notes):
             return _either(self._measure("measure again into a new file, and compare that"))
-        may_do = _asked(worst, "perhaps")
-        wanted = [row for row in rows if _soon(row) or (may_do and _asked(row, "perhaps"))]
+        may_do = _largest_fact(worst, "perhaps")
+        wanted = [row for row in rows if _soon(row) or (may_do and _largest_fact(row, "perhaps"))]
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             some, rest = self._some(wanted), ""
             odds = max(part.facts.get("chance", 0) for part in parts_of(worst.entry.reason))
             if odds or some != "it" or not any(map(_soon, wanted)):
                 rest = f", which may settle {some}"
                 rest += f" with a probability of {whole_percent(odds)}" if odds else ""
-            needs = [_soon(row) or _asked(row, "perhaps") for row in wanted]
+            needs = [_soon(row) or _largest_fact(row, "perhaps") for row in wanted]
             in_all = max(needs)
             if min(needs) < in_all:
                 row = wanted[needs.index(in_all)]
                 rest = f", as {row.name} on {row.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             return _either(self._more_now(more, in_all, rest))
-        sides = (self.comparison.before.files, self.comparison.after.files)
+        sides, kind = (comparison.before.files, comparison.after.files), comparison.baseline_kind
         codes = {part.code for part in parts_of(worst.entry.reason)}
-        if "nights_differ" in codes and self.comparison.baseline_kind != "nights" and all(sides):
-            text = "measure again at another time, and judge all sessions together"
+        if "nights_differ" in codes and kind != "nights" and all(sides):
+            again = self._measure("measure again later, and judge all sessions together", MORE)
             both = " ".join((_COMPARE, *map(shlex.join, sides), "more-*.jsonl"))
-            return [*_either(self._measure(text, MORE)), _Step("then", "compare them", both)]
+            return [*_either(again), _Step("then", "compare them", both)]
         # One run a night is enough once there are several nights.
-        needs_nights = _is_single(worst) and self.comparison.baseline_kind == "nights"
+        needs_nights = _is_single(worst) and kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
             return self._more_before()
         return self._remedy([worst, *rows])
@@ -262,8 +262,6 @@ class _Adviser:
         """Return advice for rows that need more baseline runs (or nights) for a verdict."""
         comparison, rows = self.comparison, self.rows
         notes = {note.code: note.facts for note in comparison.notes}
-        if "same_allocation" in notes:
-            return _either(self._measure("measure again into a new file, and compare that"))
         sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
         before, after = map(shlex.join, sides)
         kind = comparison.baseline_kind
@@ -275,7 +273,7 @@ class _Adviser:
         parts = [part for row in rows for part in parts_of(row.entry.reason)]
         if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
             return self._longer()
-        in_all = max(_asked(row, "of_both") for row in rows)
+        in_all = max(_largest_fact(row, "of_both") for row in rows)
         made = max(row.valid_runs for row in rows)
         if kind == "results":
             wall_s = in_all * self._run_of_each_s
@@ -298,7 +296,7 @@ class _Adviser:
             steps = _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
         if more <= 0:
             return steps
-        some = self._some([row for row in rows if _asked(row, "of_both")])
+        some = self._some([row for row in rows if _largest_fact(row, "of_both")])
         of_rows = f" first{'' if some == 'it' else f', for {some}'}"
         return _first(self._more_now(more, made + more, of_rows, then), steps)
 
@@ -317,11 +315,11 @@ def _rank(row: Row) -> tuple[int, bool, float]:
 def _soon(row: Row) -> int:
     """Return how many runs a row needs for a verdict, including those it has; 0 if unknown."""
     further = row.entry.further_runs
-    return row.valid_runs + further if further else _asked(row, "in_all")
+    return row.valid_runs + further if further else _largest_fact(row, "in_all")
 
 
-def _asked(row: Row, name: str) -> int:
-    """Return the largest count stored as `name` in the facts of a row's reason; 0 if none is."""
+def _largest_fact(row: Row, name: str) -> int:
+    """Return the largest count with this name among the facts of a row's reasons; 0 if none."""
     found = (part.facts.get(name, 0) for part in parts_of(row.entry.reason))
     return max(count for count in found if isinstance(count, int))
 
