@@ -492,3 +492,19 @@ def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_bas
         assert f"\nrun {add}\nthen compare again\nrun gpuscale compare " in advice(each)
     soon = headline(comparison(slower, noisy("further_runs", needed=3)))["next"]
     assert "make about 3 more runs, " in soon
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ((0.9,), "(90 % of what got longer); "),
+        ((0.55,), "(55 % of what got longer); 45 % may be chance; "),
+        ((0.5, 0.45), "(50 % of what got longer), and "),
+        ((0.7, 0.2), "(70 % of what got longer); "),
+    ],
+)
+def test_a_cause_says_what_it_does_not_explain_and_which_other_is_as_large(
+    shares: Sequence[float], words: str
+) -> None:
+    causes = [replace(ALL_REDUCE, share=share, lost_s=0.02 * share) for share in shares]
+    assert words in headline(comparison(entry(Verdict.REGRESSED, causes=causes)))["cause"]
