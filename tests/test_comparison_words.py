@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import (
     baseline,
+    environment,
     measured,
     phased_run,
     phases,
@@ -24,6 +25,7 @@ from command_line import gpuscale
 from statements import codes_in, facts_of, known
 
 from gpuscale.base.text import format_distinct, rough_percent
+from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose.causes import diagnose
 from gpuscale.judge.sides import sides_of
@@ -291,6 +293,18 @@ def test_a_run_that_is_left_out_of_the_baseline_tells_nothing_of_the_causes_eith
         assert bool(named) is (before is one_lagged)
         causes.append(next(row["causes"] for row in answer["entries"] if row["gpus"] == 2))
     assert causes[0] == causes[1]
+
+
+def test_a_rank_that_lags_is_named_beside_a_cause_that_names_none() -> None:
+    before, now = (two_ranks(*((factor, 1.04 * factor),) * 4) for factor in (1.0, 1.15))
+    now = replace(now, runs=tuple(replace(run, started_at_s=2e9) for run in now.runs))
+    well = baseline_from_results([before], name="well", cluster="Here")
+    later = replace(now, environment=environment(job_id="later"))
+    compared = diagnose(sides_of(well, [later]), compare(well, [later]))
+    lines = said(compared, later)
+    assert "computing +" in lines["cause"]
+    assert "; rank 1 (node1, GPU-1): the slowest in 4 of 4 runs; " in lines["cause"]
+    assert "rank 1 (node1, GPU-1) first: " in " ".join(lines.values())
 
 
 def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_by() -> None:

@@ -193,6 +193,12 @@ def test_computing_hides_transfers(after: Step, communication_s: float, computin
     assert lost_s == pytest.approx([communication_s, computing_s])
 
 
+def test_communication_that_noise_turned_below_zero_is_none() -> None:
+    found = changes_of([taken(-1.0, 10.0)], [taken(0.5, 10.0)], 0.01)
+    change = found[Part.COMMUNICATION]
+    assert (change.before_s, change.after_s, change.lost_s) == (0.0, 0.5, 0.5)
+
+
 def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() -> None:
     found = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.0)
     shares = [found[part].share for part in (Part.COMMUNICATION, Part.COMPUTING, Part.SKEW)]

@@ -498,7 +498,7 @@ def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_bas
     ("shares", "words"),
     [
         ((0.9,), "(90 % of what got longer); "),
-        ((0.55,), "(55 % of what got longer); 45 % may be chance; "),
+        ((0.55,), "(55 % of what got longer); no cause found for 45 %; "),
         ((0.5, 0.45), "(50 % of what got longer), and "),
         ((0.7, 0.2), "(70 % of what got longer); "),
     ],

@@ -81,7 +81,8 @@ def changes_of(
         olds, news = ([parts[part] for parts in side if part in parts] for side in (old, new))
         if not olds or not news:
             continue
-        before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
+        # Exposed communication is a difference of two times, which noise may turn below zero.
+        before_s, after_s = (max(0.0, statistics.fmean(side)) for side in (olds, news))
         runs = Moderated(sample=grouped_log_sample((olds, news)), prior=prior)
         of_means = (runs.own_part + runs.prior_part) * (1 / len(olds) + 1 / len(news))
         found[part] = PartChange(

@@ -189,7 +189,9 @@ def _first_cause(rows: Sequence[Row]) -> str:
     near = [other for other in shared[0].entry.causes[1:2] if (other.lost_s or 0.0) > least_s]
     also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)
     told = max(sum(each.share or 0.0 for each in row.entry.causes) for row in shared)
-    also += f"; {whole_percent(1 - told)} may be chance" if 0 < told < _MOST else ""
+    also += f"; no cause found for {whole_percent(1 - told)}" if 0 < told < _MOST else ""
+    who, _, lags = shared[0].slow_rank.partition(": ")
+    also += who and f"; {who}: {lags.partition(',')[0]}"
     return f"{headline(*causes)}{share_text(*causes)}{also}{doubt}; {subject_of(shared, rows)}"
 
 

@@ -106,6 +106,8 @@ class _Adviser:
         weight = self.rows[0].entry.verdict.weight
         shared = sharing(self.rows)
         step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
+        if step and (slow_rank := shared[0].slow_rank):
+            step = f"{slow_rank.partition(':')[0]} first: {step}"
         if weight == 0 and self.measured.injections:
             again = self._measure("measure again without --inject", dropped=("--inject",))
             return _either(again, step and f"had the fault not been injected: {step}")
@@ -209,6 +211,8 @@ class _Adviser:
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} each" if wall_s else ""
         text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
+        if self.comparison.baseline_kind == "baseline":
+            text += ", or if that is gone, add sessions to the baseline"
         last = _Step("then", *self._measure("measure the later", later))
         compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
         return [*_either(self._measure(text, earlier, takes)), last, compared]
@@ -233,9 +237,9 @@ class _Adviser:
         """Return advice on longer runs or, if they would hardly help, on other remedies."""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
-        longer = "find what disturbs these runs ('gpuscale doctor')"
+        longer: str | _Command = "find what disturbs these runs ('gpuscale doctor')"
         if self._worst.entry.device == "cpu":
-            longer = "measure at another time or on a quieter machine"
+            longer = self._measure("measure at another time or on a quieter machine")
         if seconds := min(row.longer_s for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"

@@ -98,6 +98,8 @@ class Row:
     """Number of valid runs in the current results."""
     longer_s: int
     """Seconds (`--run-seconds`) with which runs may vary less; 0 if none are known."""
+    slow_rank: str
+    """A rank that lags in most runs, if no cause names one; else empty."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
@@ -130,9 +132,9 @@ def _row(
         name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
         for name, column in columns.items()
     }
-    seen = [odd_run_text(runs)] if entry.verdict is Verdict.INCONCLUSIVE else []
-    if not (entry.verdict.is_pass or any(cause.ranks for cause in entry.causes)):
-        seen.append(slow_rank_text(runs, PROBABLE_CHANCE))
+    odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
+    is_named = entry.verdict.is_pass or any(cause.ranks for cause in entry.causes)
+    slow_rank = "" if is_named else slow_rank_text(runs, PROBABLE_CHANCE)
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
     return Row(
@@ -143,7 +145,7 @@ def _row(
         quantity=quantity,
         reason=reason_text(entry),
         explanation=text_beyond_table(entry),
-        short_reason="; ".join(filter(None, (_short_reason(entry), *seen))),
+        short_reason="; ".join(filter(None, (_short_reason(entry), odd, slow_rank))),
         change=entry.change if decided is None else decided.change,
         moved=moved,
         numbers=numbers,
@@ -155,6 +157,7 @@ def _row(
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
         longer_s=longer_run_s(runs),
+        slow_rank=slow_rank,
     )
 
 

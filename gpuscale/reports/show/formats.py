@@ -22,7 +22,7 @@ from gpuscale.records import Baseline, Configuration, PointKey, Results, Run, Sc
 from gpuscale.records.baseline import BaselineChange, Tolerances
 from gpuscale.records.configuration import commands_text
 from gpuscale.records.record import document_text
-from gpuscale.reports import phrases
+from gpuscale.reports import phrases, show
 from gpuscale.reports.columns import (
     Cell,
     Column,
@@ -34,30 +34,20 @@ from gpuscale.reports.columns import (
 )
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted
-from gpuscale.reports.show import (
-    PAIR_HEADERS,
-    Shown,
-    cells_under,
-    columns_with,
-    failures,
-    scaling_lines,
-    scaling_table,
-    table_notes,
-)
 from gpuscale.reports.show.step_parts import phase_lines
 
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)
 
 
-def text(shown: Shown) -> str:
+def text(shown: show.Shown) -> str:
     """Return a results or baseline file as text."""
     content, columns = shown.content, shown.columns
     if isinstance(content, Results):
         heading = _heading(content, shown)
-        table = scaling_lines(content, columns, shown.steps)
+        table = show.scaling_lines(content, columns, shown.steps)
         rows = table if content.runs else ["no run was recorded"]
-        lines: Iterator[str] = chain(rows, fitted(failures(content.runs), columns))
+        lines: Iterator[str] = chain(rows, fitted(show.failures(content.runs), columns))
     else:
         heading = _origin_of_baseline(content)
         lines = _baseline_lines(content, columns, shown.steps)
@@ -66,7 +56,7 @@ def text(shown: Shown) -> str:
     return "\n".join((*fitted(heading, columns), *lines))
 
 
-def _heading(results: Results, shown: Shown) -> Iterator[str]:
+def _heading(results: Results, shown: show.Shown) -> Iterator[str]:
     """Yield the file, time, machine and software of the results, then an empty line."""
     environment = results.environment
     if results.injections:
@@ -140,11 +130,11 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 
 
 def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
-    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "reference", "of", *PAIR_HEADERS]
+    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "reference", "of", *show.PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     points = [*published_points(baseline).values()]
     further = [{"case": Cell(point.configuration.label), **_published(point)} for point in points]
-    cells = cells_under(headers, points, further, steps)
+    cells = show.cells_under(headers, points, further, steps)
     return text_table(cells, columns, first=("reference", "of"))
 
 
@@ -152,11 +142,11 @@ def _measured_blocks(
     entries: Sequence[Entry], columns: int, steps: int | None
 ) -> Iterator[list[str]]:
     points, counts = [entry.point for entry in entries], [len(entry.runs) for entry in entries]
-    yield [scaling_table(points, columns=columns, steps=steps, allocations=counts)]
+    yield [show.scaling_table(points, columns=columns, steps=steps, allocations=counts)]
     device = points[0].configuration.device
     left_out = outlying_nights((entry, None) for entry in entries)
     notes = (f"in comparisons, {statement_text(note, device)}" for note in left_out)
-    yield [*table_notes(points), "runs: in brackets the number of their allocations", *notes]
+    yield [*show.table_notes(points), "runs: in brackets the number of their allocations", *notes]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -178,7 +168,7 @@ def _published(point: ScalingPoint) -> dict[str, Cell]:
     return {"reference": Cell(amount), "of": Cell(what)}
 
 
-def csv(shown: Shown) -> str:
+def csv(shown: show.Shown) -> str:
     """Return the scaling points as CSV (docs/tools.md); unknown values are empty."""
     kind, *numbers = _columns(shown)
     names, others = (fields_of("configuration", *fields) for fields in (_NAMES, _OTHERS))
@@ -187,7 +177,7 @@ def csv(shown: Shown) -> str:
     return csv_text(columns, shown.points, steps=shown.steps, injections=injections)
 
 
-def json(shown: Shown) -> str:
+def json(shown: show.Shown) -> str:
     """Return the rows as a JSON document (docs/tools.md); unknown values are null."""
     kind, *numbers = _columns(shown)
     rows = [
@@ -202,9 +192,9 @@ def json(shown: Shown) -> str:
     return document_text("gpuscale-scaling", **_origin(shown), **more)
 
 
-def _columns(shown: Shown) -> Iterator[Column[ScalingPoint]]:
+def _columns(shown: show.Shown) -> Iterator[Column[ScalingPoint]]:
     """Yield the table's columns, then a column for each phase of a step, in seconds per step."""
-    yield from columns_with(shown.steps)
+    yield from show.columns_with(shown.steps)
     steps = typical_steps(shown.content.runs)
 
     def seconds(phase: str, point: ScalingPoint) -> float | None:
@@ -215,7 +205,7 @@ def _columns(shown: Shown) -> Iterator[Column[ScalingPoint]]:
     yield from (Column(f"{phase}_s", value=partial(seconds, phase)) for phase in PHASES)
 
 
-def _origin(shown: Shown) -> dict[str, object]:
+def _origin(shown: show.Shown) -> dict[str, object]:
     """Return where, when and with what software the rows were measured."""
     content = shown.content
     if isinstance(content, Results):
@@ -237,12 +227,12 @@ _LATEX_HEADERS = (
 _FOREIGN = re.compile("[^\n\x20-\x7eÀ-ÖØ-öø-ž±×−–µ]")
 
 
-def latex(shown: Shown) -> str:
+def latex(shown: show.Shown) -> str:
     """Return the rows as a LaTeX table, for a paper or a proposal for computing time."""
     from tabulate import LATEX_ESCAPE_RULES, tabulate
 
     headers = _LATEX_HEADERS[: None if shown.steps else -1]
-    if not (cells := cells_under(headers, shown.points, steps=shown.steps)):
+    if not (cells := show.cells_under(headers, shown.points, steps=shown.steps)):
         raise FileError(shown.path, "no run was recorded, so there is no table")
     # A printed page is narrow: the caption has what all rows share, and intervals have own lines.
     shared = [name for name in [*cells[0]][:4] if len({row[name].text for row in cells}) == 1]
@@ -262,7 +252,7 @@ def latex(shown: Shown) -> str:
     return _FOREIGN.sub("?", written)
 
 
-def _caption(shown: Shown) -> str:
+def _caption(shown: show.Shown) -> str:
     """Return the caption: the origin of the numbers, and the meaning of intervals and GPU-hours."""
     content = shown.content
     if isinstance(content, Results):
@@ -275,14 +265,14 @@ def _caption(shown: Shown) -> str:
     hours = "" if shown.steps is None else f" Hours are those of {shown.steps:,} steps."
     first, *others = {point.configuration for point in shown.points}
     what = "" if others else f" of {first.label}"
-    note, points = next(table_notes(shown.points)), shown.points
+    note, points = next(show.table_notes(shown.points)), shown.points
     counts = sorted({p.valid_runs for p in points if p.kind == "measured" and p.valid_runs})
     if counts[-1:] > [1]:
         note += f" ({phrases.format_range([*map(str, counts)])} of each measured row)"
     return f"{warning}Scaling{what} on {where}; {note}.{hours}"
 
 
-SHOWN_FORMATS: Mapping[str, Format[Shown]] = {
+SHOWN_FORMATS: Mapping[str, Format[show.Shown]] = {
     "text": Format("a terminal or a log; the default", text),
     "csv": Format("spreadsheets and data frames, a line for each row", csv),
     "json": Format("scripts; with machine and software", json),
