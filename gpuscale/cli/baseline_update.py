@@ -161,8 +161,7 @@ def _approved(
     verdicts = _verdicts(baseline, results)
     if arguments.add:
         # An open verdict is no obstacle to adding runs.
-        open_ = Verdict.INCONCLUSIVE
-        verdicts = {entry: row for entry, row in verdicts.items() if row.verdict is not open_}
+        verdicts = {e: r for e, r in verdicts.items() if r.verdict is not Verdict.INCONCLUSIVE}
     say("\n\n".join("\n".join(_change_lines(each, verdicts)) for each in proposed), end="\n\n")
     if arguments.add:
         chosen, runs = additions(baseline, proposed, chosen, results)

@@ -156,27 +156,28 @@ def device_text(uuid: str, host: str | None = None) -> str:
     return name if host is None else f"{name} on {host}"
 
 
-def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
-    """Name the rank that is the slowest in most runs of a row, and its lag, or say that none is.
+def slow_rank(runs: Iterable[Run], most_chance: float = 1.0) -> tuple[str, str, str] | None:
+    """Return (rank, in which runs it is the slowest, its lag) in words; no rank if they take turns.
 
-    Empty if the lag is small, or the probability of such a lag by chance is above `most_chance`.
+    None if the lag is small, or the probability of such a lag by chance is above `most_chance`.
     """
     if not (steps := steps_of(runs)) or len(steps[0].ranks) == 1:
-        return ""
+        return None
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]
     of, k, share = len(steps), len(behind), len(found.ranks) / len(steps[0].ranks)
     if not behind:
-        return "" if most_chance < 1 else "the slowest rank differs from run to run, as by chance"
+        in_turn = "", "the slowest rank differs from run to run, as by chance", ""
+        return None if most_chance < 1 else in_turn
     lags = [step.skew_s / step.median.pace_s for step in behind]
     # Probability that, of equal ranks, some would lag by so much or, of two runs, in both.
     chance = 0.0 if of == 1 else share if k == of else 1.0
     if of > 2:
-        leads = [_lead(step, found.ranks) for step in steps]
+        leads = [_log_lead_over_others(step, found.ranks) for step in steps]
         error = max(statistics.stdev(leads), 0.001) / math.sqrt(of)
         chance = t_probability(statistics.fmean(leads) / error, of - 1) / share
     if statistics.median(lags) < NAMED_SKEW or chance > most_chance:
-        return ""
+        return None
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
@@ -184,10 +185,9 @@ def slow_rank_text(runs: Iterable[Run], most_chance: float = 1.0) -> str:
     if not _UNLIKELY_CHANCE < chance <= PROBABLE_CHANCE:
         doubt = ", which may be chance" if chance > PROBABLE_CHANCE else ""
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
-    return f"{who}: the slowest{where}, {by} behind {other}{doubt}"
+    return who, f"the slowest{where}", f", {by} behind {other}{doubt}"
 
 
-def _lead(step: Step, ranks: Sequence[int]) -> float:
-    """Return the log ratio of the other ranks' median pace to that of `ranks`; negative: a lag."""
+def _log_lead_over_others(step: Step, ranks: Sequence[int]) -> float:
     own, others = ([r.pace_s for r in step.ranks if (r.rank in ranks) is t] for t in (True, False))
     return math.log(statistics.median(others or own) / statistics.median(own or others))

@@ -101,7 +101,7 @@ class Quantity:
         """Return how far sessions may deviate for a loss to be significant; None if unknown."""
         p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
-        if self.gain.value >= 0 or not (declared and self.p_worse and p):
+        if not (declared and self.p_worse and p) or self.p_worse >= significance:
             return None
         level = significance * p / self.p_worse
         runs = replace(self.gain, parts=tuple(part for part in parts if not math.isinf(part.df)))

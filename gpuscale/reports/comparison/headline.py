@@ -44,11 +44,11 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
     few = [note.facts["sessions"] for note in comparison.notes if note.code == "few_sessions"]
-    since = f", compared with only {phrases.counted(few[0], 'session')}" if few else ""
+    basis = f", compared with only {phrases.counted(few[0], 'session')}" if few else ""
     found = changes_of(comparison, comparison.entries)
     changes = (when + ", ".join(map(environment_text, each)) for when, each in found)
     lines = (
-        _verdict_line(rows, since),
+        _verdict_line(rows, basis),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows)),
         ("changed", "; ".join(dict.fromkeys(changes))),
@@ -65,17 +65,17 @@ def is_headlined(note: Statement) -> bool:
     return is_change or WORDS[note.code].caution is not None
 
 
-def _verdict_line(rows: Sequence[Row], since: str) -> tuple[str, str]:
+def _verdict_line(rows: Sequence[Row], basis: str) -> tuple[str, str]:
     """Return the first line's label and text; `since` is a caveat to add to a pass or a loss."""
     verdicts = [row.entry.verdict for row in rows]
     of_all = f"of {phrases.counted(len(rows), 'row')}"
     verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
-        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}{since}"
+        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}{basis}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
-    what = "; ".join(_losses(chosen)) + since if verdict.is_loss else _doubt(verdict, chosen)
+    what = "; ".join(_losses(chosen)) + basis if verdict.is_loss else _doubt(verdict, chosen)
     parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", phrases.counted_verdicts(others)]
     return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 
@@ -190,8 +190,7 @@ def _first_cause(rows: Sequence[Row]) -> str:
     also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)
     told = max(sum(each.share or 0.0 for each in row.entry.causes) for row in shared)
     also += f"; no cause found for {whole_percent(1 - told)}" if 0 < told < _MOST else ""
-    who, _, lags = shared[0].slow_rank.partition(": ")
-    also += who and f"; {who}: {lags.partition(',')[0]}"
+    also += f"; {': '.join(shared[0].slow_rank[:2])}" if shared[0].slow_rank else ""
     return f"{headline(*causes)}{share_text(*causes)}{also}{doubt}; {subject_of(shared, rows)}"
 
 

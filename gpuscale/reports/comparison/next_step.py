@@ -107,7 +107,7 @@ class _Adviser:
         shared = sharing(self.rows)
         step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
         if step and (slow_rank := shared[0].slow_rank):
-            step = f"{slow_rank.partition(':')[0]} first: {step}"
+            step = f"{slow_rank[0]} first: {step}"
         if weight == 0 and self.measured.injections:
             again = self._measure("measure again without --inject", dropped=("--inject",))
             return _either(again, step and f"had the fault not been injected: {step}")

@@ -27,7 +27,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import PROBABLE_CHANCE, evidence, slow_rank_text
+from gpuscale.reports.cause_evidence import PROBABLE_CHANCE, evidence, slow_rank
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
@@ -98,8 +98,8 @@ class Row:
     """Number of valid runs in the current results."""
     longer_s: int
     """Seconds (`--run-seconds`) with which runs may vary less; 0 if none are known."""
-    slow_rank: str
-    """A rank that lags in most runs, if no cause names one; else empty."""
+    slow_rank: tuple[str, str, str] | None
+    """(rank, in which runs it is the slowest, its lag), in words; None if a cause names a rank."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
@@ -134,7 +134,8 @@ def _row(
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
     is_named = entry.verdict.is_pass or any(cause.ranks for cause in entry.causes)
-    slow_rank = "" if is_named else slow_rank_text(runs, PROBABLE_CHANCE)
+    slow = None if is_named else slow_rank(runs, PROBABLE_CHANCE)
+    seen = ": ".join(slow[:2]) + slow[2] if slow else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
     return Row(
@@ -145,7 +146,7 @@ def _row(
         quantity=quantity,
         reason=reason_text(entry),
         explanation=text_beyond_table(entry),
-        short_reason="; ".join(filter(None, (_short_reason(entry), odd, slow_rank))),
+        short_reason="; ".join(filter(None, (_short_reason(entry), odd, seen))),
         change=entry.change if decided is None else decided.change,
         moved=moved,
         numbers=numbers,
@@ -157,7 +158,7 @@ def _row(
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
         longer_s=longer_run_s(runs),
-        slow_rank=slow_rank,
+        slow_rank=slow,
     )
 
 
@@ -266,7 +267,7 @@ def cause_group_key(cause: Cause) -> object:
 
 
 def sharing(rows: Sequence[Row]) -> list[Row]:
-    """Of the rows with the worst verdict, return those with the most frequent first cause.
+    """Return the rows of the worst verdict that share the most frequent first cause.
 
     Known causes take precedence over unknown ones; ties go to the cause that cost the most time.
     """

@@ -15,7 +15,7 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.text import format_percent, format_seconds, whole_percent
 from gpuscale.records import Configuration, GpuSummary, PointKey, Run
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import NAMED_SKEW, slow_rank_text
+from gpuscale.reports.cause_evidence import NAMED_SKEW, slow_rank
 from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.screen import fitted
 
@@ -95,7 +95,8 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
             point = (budget.configuration, budget.key)
             of_row = [run for run in runs if (run.configuration, run.key) == point]
-            yield from (f"{part}: {text}" for text in filter(None, [slow_rank_text(of_row)]))
+            if found := slow_rank(of_row):
+                yield ": ".join(filter(None, (part, *found[:2]))) + found[2]
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
