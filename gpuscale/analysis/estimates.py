@@ -7,7 +7,7 @@ A difference of logarithms is, if small, a relative change.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gpuscale.analysis.probabilities import t_probability, t_quantile
@@ -75,9 +75,8 @@ class Difference:
         """
         if self.parts is None:
             return None
-        return math.sqrt(
-            math.fsum(part.variance * t_quantile(probability, part.df) ** 2 for part in self.parts)
-        )
+        squares = (part.variance * t_quantile(probability, part.df) ** 2 for part in self.parts)
+        return math.sqrt(math.fsum(squares))
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Return the two-sided confidence interval; None if the variance is unknown."""
@@ -113,7 +112,7 @@ class Difference:
         return 1 - exponential(-(max(needed, -math.log1p(-margin)) + power))
 
     def __neg__(self) -> "Difference":
-        return replace(self, value=-self.value)
+        return Difference(value=-self.value, parts=self.parts)
 
     def estimate(self, confidence: float = CONFIDENCE) -> Estimate:
         """Return the difference and its confidence interval, both on the log scale."""

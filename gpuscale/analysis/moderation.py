@@ -127,11 +127,11 @@ def moderated_samples(
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
         if (other := then.get(key)) is not None:
-            lone = priors_of((samples[i], samples[other]))
-            for at, without_others in zip((i, other), lone, strict=True):
+            for at in (i, other):
                 lowered = not_above(priors[at], own[i], own[other], excluded=excluded)
-                is_alone = lowered != priors[at] and None not in lone
-                priors[at] = without_others if is_alone else lowered
+                if lowered != priors[at]:
+                    lone = priors_of((samples[at], samples[i + other - at]))
+                    priors[at] = lowered if None in lone else lone[0]
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
     moderated = [

@@ -37,7 +37,7 @@ def t_probability(quantile: float, df: float) -> float:
     return tail if quantile < 0 else 1 - tail
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32768)
 def t_quantile(probability: float, df: float) -> float:
     """Return the quantile, limited to ±1e140, of Student's t distribution for a probability."""
     if df >= _NORMAL_DF:
@@ -52,22 +52,26 @@ def t_quantile(probability: float, df: float) -> float:
 def _t_quantile_of_tail(tail: float, df: float) -> float:
     """Return the value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
-    Newton's method converges, because the log probability is a concave function of the log value.
+    Halley's method finds the log value from the log probability, which is a concave function of it;
+    it starts from the approximation by Wallace (1959).
     """
-    log_size, goal = math.log(-normal_quantile(tail)), math.log(tail)
-    limit = math.log(_LARGEST_QUANTILE)
+    limit, goal = math.log(_LARGEST_QUANTILE), math.log(tail)
+    exponent = (normal_quantile(tail) * (8 * df + 3) / (8 * df + 1)) ** 2 / df
+    log_size = 0.5 * math.log(df * math.expm1(min(exponent, limit)))
     while True:
         size = math.exp(min(log_size, limit))
         found = _t_tail(size, df)
         if found == 0:
             return size
         scale = math.exp(-_log_beta(df / 2, 0.5)) / math.sqrt(df)
-        density = scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df))
-        step = (math.log(found) - goal) / (size * density / found)
+        slope = size * scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df)) / found
+        step = (math.log(found) - goal) / slope
+        bend = 1 + slope - (df + 1) / (1 + df / (size * size))
+        step /= max(0.5, 1 + 0.5 * step * bend)
         log_size += step
         if log_size >= limit:
             return _LARGEST_QUANTILE
-        if abs(step) < 1e-7:
+        if abs(step) < 1e-4:
             return math.exp(log_size)
 
 

@@ -189,9 +189,8 @@ def _problem(error: msgspec.ValidationError) -> DecodeError:
         return DecodeError(".".join(filter(None, (place, own.place))), own.problem)
     if unknown := _UNKNOWN.fullmatch(text):
         name = escaped(unknown[1][:_LONGEST_SHOWN])
-        return DecodeError(
-            ".".join(filter(None, (place, name))), "unknown field; correct its name, or remove it"
-        )
+        place = ".".join(filter(None, (place, name)))
+        return DecodeError(place, "unknown field; correct its name, or remove it")
     if "matching regex" in text:
         form = next((words for shown, words in FORMS.items() if shown in text), "printable text")
         return DecodeError(place, f"expected {form}, without blanks at its ends")

@@ -83,7 +83,7 @@ class Run(RowMixin, record.Record, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """Deduplication key; includes measured values, as start times may be equal or unknown."""
-        return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
+        return self.configuration, self.gpus, self.index, self.started_at_s, *self.measured.items()
 
     @property
     def is_valid(self) -> bool:

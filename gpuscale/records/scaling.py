@@ -1,7 +1,7 @@
 """Estimates with 95% confidence intervals, and points of scaling curves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpuscale.records.baseline import PublishedFigure
@@ -25,7 +25,8 @@ class Estimate:
 
     def mapped(self, function: Callable[[float], float]) -> "Estimate":
         """Return the estimate with an increasing function applied to the value and both bounds."""
-        low, high = (None if end is None else function(end) for end in (self.low, self.high))
+        low = None if self.low is None else function(self.low)
+        high = None if self.high is None else function(self.high)
         return Estimate(value=function(self.value), low=low, high=high)
 
     def scaled(self, factor: float) -> "Estimate":
@@ -35,7 +36,7 @@ class Estimate:
     def inverse(self, numerator: float) -> "Estimate":
         """Return `numerator` divided by this estimate, whose value and bounds must be positive."""
         inverted = self.mapped(lambda value: numerator / value)
-        return replace(inverted, low=inverted.high, high=inverted.low)
+        return Estimate(value=inverted.value, low=inverted.high, high=inverted.low)
 
 
 class PointKey(NamedTuple):

@@ -115,9 +115,8 @@ class Search:
         self._suspects = [units[at] for at in slower]
         # Report the smallest loss of any culprit, and the largest loss between culprits.
         alone = min((spans[at] for at in slower), key=attrgetter("difference.value"))
-        return self._result(
-            BisectionFinding.FOUND, [alone], sorted(rest, key=attrgetter("difference.value"))[-1:]
-        )
+        least = sorted(rest, key=attrgetter("difference.value"))[-1:]
+        return self._result(BisectionFinding.FOUND, [alone], least)
 
     def _halved(self, base: Applied, changes: Unit, loss: float) -> list[Unit]:
         """Return the culprits among `changes`; `changes` as a whole slow `base` down by `loss`."""

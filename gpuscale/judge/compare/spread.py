@@ -38,12 +38,12 @@ class SideSample:
     @property
     def on_n_gpus(self) -> "SideSample":
         """A copy with only the sample on n GPUs, to judge the step time T(n)."""
-        return replace(self, samples=self.samples[:1])
+        return SideSample(self.samples[:1], self.is_of_nights)
 
     @property
     def on_1_gpu(self) -> "SideSample":
         """A copy with only the sample on 1 GPU, to judge the reference T(1)."""
-        return replace(self, samples=self.samples[1:])
+        return SideSample(self.samples[1:], self.is_of_nights)
 
     @property
     def value(self) -> float:
@@ -119,7 +119,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     runs. Estimating takes 4 allocations, or 2 if they differ far more than runs within them do.
     """
     count = len(baseline.common_allocations)
-    if not current.common_allocations or count < 2:
+    if count < 2 or not current.common_allocations:
         return False
     if baseline.is_of_nights or count >= MINIMUM_ALLOCATIONS:
         return count >= MINIMUM_ALLOCATIONS

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
@@ -39,7 +40,7 @@ def relative_rise(gain: float) -> float:
     return exponential(-gain) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Quantity:
     """The tested change in one quantity, such as step time; a positive gain is an improvement."""
 
@@ -65,13 +66,13 @@ class Quantity:
         """The observed change for the worse, as a fraction; negative for an improvement."""
         return self.loss_of(self.gain.value)
 
-    @property
+    @cached_property
     def loss_bound(self) -> float | None:
         """Upper confidence bound on the true loss; None if the spread is unknown."""
         bound = self.gain.lower_bound(self.rates.confidence)
         return None if bound is None else self.loss_of(bound)
 
-    @property
+    @cached_property
     def stated_bound(self) -> float:
         """Upper bound of the loss for reports; never inside the confidence interval they show."""
         low, _ = self.gain.interval() or (0.0, 0.0)

@@ -21,7 +21,7 @@ from gpuscale.reports.comparison.rows import (
     sharing,
     subject_of,
 )
-from gpuscale.reports.reason_words import parts_of, statement_text
+from gpuscale.reports.reason_words import parts_of, statement_text, text_beyond_table
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -126,10 +126,10 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
             said.add(item.next_step)
             if item.facts or not is_said or cause_words.statement(cause) not in unknown:
                 causes.append(item._replace(next_step="") if is_said else item)
-        if len({row.explanation for row in group}) > 1:
+        if len({text_beyond_table(row.entry) for row in group}) > 1:
             name = f"{shown.name} " if len({row.name for row in group}) > 1 else ""
             subject += f", for example {name}on {shown.devices}"
-        reason, metrics = shown.explanation, shown.lost_metrics
+        reason, metrics = text_beyond_table(shown.entry), shown.lost_metrics
         yield Explanation(subject, reason, metrics, tuple(causes), tuple(group))
 
 
@@ -138,7 +138,7 @@ def _needs_explanation(row: Row) -> bool:
     entry = row.entry
     if entry.verdict is Verdict.OK and not row.lost_metrics:
         return entry.finding is not None or entry.reason.code == "speedup_unknown"
-    return bool(row.explanation or row.lost_metrics or row.causes)
+    return bool(text_beyond_table(entry) or row.lost_metrics or row.causes)
 
 
 def _row_group_key(row: Row) -> object:
@@ -147,7 +147,7 @@ def _row_group_key(row: Row) -> object:
     parts = [*parts_of(entry.reason)]
     # Efficiency is undefined on one GPU, so a sentence about efficiency must not represent a row on
     # one GPU. If each GPU is slower, details of the reason must not separate the rows.
-    about_other_row = "E(" in row.explanation, any("on_1" in part.facts for part in parts)
+    about_other_row = "E(" in text_beyond_table(entry), any("on_1" in part.facts for part in parts)
     what = (*(part.code for part in parts), *about_other_row)
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         what = ()

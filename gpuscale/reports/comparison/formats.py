@@ -26,7 +26,7 @@ from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison import text_markdown_junit as texts
 from gpuscale.reports.comparison.rows import Row, finding_of
 from gpuscale.reports.phrases import FOUND
-from gpuscale.reports.reason_words import metric_reason
+from gpuscale.reports.reason_words import metric_reason, reason_text
 
 _SIDES = ("baseline", "current")
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
@@ -59,7 +59,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
         for name in _METRICS
         for what in ("verdict_of", *_SIDES)
     ),
-    Column("reason"),
+    Column("reason", value=lambda row: reason_text(row.entry)),
     Column("cause", value=lambda row: next(map(cause_words.headline, row.entry.causes), None)),
 )
 
@@ -111,7 +111,7 @@ def _entry(row: Row) -> dict[str, object]:
         "baseline": _side(entry.baseline),
         "current": _side(entry.current),
         **{name: getattr(entry, name) for name in _OF_ENTRY},
-        "reason": row.reason,
+        "reason": reason_text(entry),
         "metrics": [
             {
                 "metric": metric.metric.words,

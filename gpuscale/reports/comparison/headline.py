@@ -23,7 +23,7 @@ from gpuscale.records.environment_diff import environment_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import headline, share_text, statement
 from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
-from gpuscale.reports.reason_words import WORDS, parts_of, short_text, statement_text
+from gpuscale.reports.reason_words import WORDS, parts_of, reason_text, short_text, statement_text
 
 _NAMED_GAIN = 0.02
 """Smallest gain on one device that is named beside a loss of efficiency."""
@@ -137,7 +137,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     """Say why rows got a verdict (neither loss nor pass); if reasons differ, count rows of each."""
-    reasons = dict.fromkeys(row.reason for row in rows)
+    reasons = dict.fromkeys(reason_text(row.entry) for row in rows)
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
     usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.text import joined, whole_percent, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
@@ -240,7 +241,7 @@ class _Adviser:
         longer: str | _Command = "find what disturbs these runs ('gpuscale doctor')"
         if self._worst.entry.device == "cpu":
             longer = self._measure("measure at another time or on a quieter machine")
-        if seconds := min(row.longer_s for row in alike):
+        if seconds := min(longer_run_s(row.runs) for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
             return self._measure_both("in longer runs", options, len(alike) * runs * seconds)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent, rough_percent
 from gpuscale.judge.sides import Side
@@ -30,7 +29,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.cause_evidence import PROBABLE_CHANCE, evidence, slow_rank
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
-from gpuscale.reports.reason_words import parts_of, reason_text, short_text, text_beyond_table
+from gpuscale.reports.reason_words import parts_of, reason_text, short_text
 
 _MOST_FOUND = 0.5
 """Detectable losses above this fraction of the throughput are shown as `more than half`."""
@@ -77,10 +76,6 @@ class Row:
     """Verdict, in capitals unless it is a pass."""
     quantity: str
     """Quantity on whose change the verdict rests: `E` (efficiency), `throughput`, `performance`."""
-    reason: str
-    """Reason for the verdict in one plain sentence."""
-    explanation: str
-    """Reason for the verdict, without the numbers that tables have columns for; may be empty."""
     short_reason: str
     """Cause or finding behind the verdict, short enough for a table."""
     change: Estimate | None
@@ -96,8 +91,8 @@ class Row:
     """Total seconds that the row's current runs took, including start-up and failed runs."""
     valid_runs: int
     """Number of valid runs in the current results."""
-    longer_s: int
-    """Seconds (`--run-seconds`) with which runs may vary less; 0 if none are known."""
+    runs: Sequence[Run]
+    """All of the row's current runs, valid and failed."""
     slow_rank: tuple[str, str, str] | None
     """(rank, in which runs it is the slowest, its lag), in words; None if a cause names a rank."""
 
@@ -144,8 +139,6 @@ def _row(
         devices=phrases.devices_text(entry.device, entry.key.gpus),
         verdict=phrases.verdict_word(entry.verdict),
         quantity=quantity,
-        reason=reason_text(entry),
-        explanation=text_beyond_table(entry),
         short_reason="; ".join(filter(None, (_short_reason(entry), odd, seen))),
         change=entry.change if decided is None else decided.change,
         moved=moved,
@@ -157,7 +150,7 @@ def _row(
         ),
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
-        longer_s=longer_run_s(runs),
+        runs=runs,
         slow_rank=slow,
     )
 
@@ -238,7 +231,8 @@ def loss_ruled_out(rows: Sequence[Row]) -> str:
     bounded = [row for row in passed if "bound" in row.entry.reason.facts]
     if not bounded or len(passed) == len(rows):
         return ""
-    return f"rows that are ok: {max(bounded, key=lambda r: r.entry.reason.facts['bound']).reason}"
+    widest = max(bounded, key=lambda row: row.entry.reason.facts["bound"])
+    return f"rows that are ok: {reason_text(widest.entry)}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

@@ -12,6 +12,7 @@ from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
 from gpuscale.reports.comparison.rows import Row, detail_lines, loss_ruled_out, subject_of
 from gpuscale.reports.phrases import UNKNOWN, counted, few
+from gpuscale.reports.reason_words import reason_text
 from gpuscale.reports.screen import Screen, labelled_lines, padded, width_of, wrapped
 
 _GAP = "  "
@@ -253,9 +254,10 @@ def _case(row: Row) -> Element:
     name, verdict = row.name.replace("/", ".", 1), row.entry.verdict
     case = Element("testcase", name=row.devices, classname=name, time=f"{row.wall_s:.3f}")
     if not verdict.is_pass:
+        reason = reason_text(row.entry)
         tag = "failure" if verdict.is_loss else "error"
-        message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
+        message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {reason}"
         problem = SubElement(case, tag, type=verdict.value, message=message)
         details = (f"  {line}" for line in detail_lines(row.lost_metrics, row.causes))
-        problem.text = "\n".join((f"{row.name} on {row.devices}", row.reason, *details))
+        problem.text = "\n".join((f"{row.name} on {row.devices}", reason, *details))
     return case
