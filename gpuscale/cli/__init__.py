@@ -15,15 +15,7 @@ from keyword import iskeyword
 from typing import Any, TextIO
 
 from gpuscale import __version__
-from gpuscale.base.errors import (
-    MEASURING,
-    READING,
-    ExitCode,
-    GpuscaleError,
-    RunTerminated,
-    UsageError,
-    require_packages,
-)
+from gpuscale.base import errors
 from gpuscale.base.text import no_such, spell_out, suggestion, visible
 
 # Name and help of each command, in the order of `gpuscale --help`.
@@ -50,7 +42,7 @@ _COMMANDS = (
 )
 # Packages that a command needs besides `READING`; a login node may lack them.
 _NEEDS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("run", "bisect", "batch", "night", "probe"), MEASURING),
+    **dict.fromkeys(("run", "bisect", "batch", "night", "probe"), errors.MEASURING),
     "fleet": ("ClusterShell",),
     "report": ("matplotlib", "jinja2"),
     "plot": ("matplotlib",),
@@ -64,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The streams were closed before the start, so the verdict would be lost.
         if sys.stderr is not None:
             _say("gpuscale: standard output is closed; open it, such as by >FILE")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
         words = sys.argv[1:] if arguments is None else [*arguments]
@@ -75,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
-    except GpuscaleError as error:
+    except errors.GpuscaleError as error:
         _say(f"gpuscale: {error}")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     except BrokenPipeError:
         # As in `gpuscale show … | head`: the reader has closed the pipe.
         _silence(sys.stdout)
@@ -85,15 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _silence(sys.stdout)
         _say(f"gpuscale: cannot write the output: {error.strerror}")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     except KeyboardInterrupt:
         return 128 + 2
-    except RunTerminated as error:
+    except errors.RunTerminated as error:
         return 128 + error.number
     except Exception:
         # Python's own exit code for a crash is 1, which here means "regressed".
         _say(f"{traceback.format_exc()}gpuscale: this is a bug; please report the lines above")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
 
 
 def _say(text: str) -> None:
@@ -118,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
         """Add the arguments that the command's module defines, then parse the command line."""
         if self.module is not None:
             command = self.module.rpartition(".")[2]
-            require_packages(command, (*READING, *_NEEDS.get(command, ())))
+            errors.require_packages(command, (*errors.READING, *_NEEDS.get(command, ())))
             import_module(self.module).add_arguments(self)
             self.set_defaults(run=self.module)
             self.module = None
@@ -130,15 +122,15 @@ class _Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise a UsageError for an unknown command or choice; suggest the closest known one."""
+        """Raise UsageError for an unknown command or choice; suggest the closest known one."""
         if action.choices is None or value in action.choices:
             return
         if action.nargs == argparse.PARSER:
             command = f"{self.prog} {visible(value)}".removeprefix("gpuscale ")
             problem = f"there is no command '{command}'{suggestion(value, action.choices)}"
-            raise UsageError(f"{problem}; '{self.prog} --help' lists all")
+            raise errors.UsageError(f"{problem}; '{self.prog} --help' lists all")
         option = "/".join(action.option_strings) or action.metavar or action.dest
-        raise UsageError(f"{option}: {no_such(value, action.choices)}")
+        raise errors.UsageError(f"{option}: {no_such(value, action.choices)}")
 
 
 def parser_of_commands() -> argparse.ArgumentParser:

@@ -21,16 +21,7 @@ from gpuscale.base.errors import ExitCode, FileError
 from gpuscale.base.host import text_of
 from gpuscale.base.process_ends import ON_VERDICT_S
 from gpuscale.base.text import visible
-from gpuscale.campaigns.night.outcome import (
-    FAULT_FILE,
-    UNJUDGED,
-    Attempt,
-    StopRequest,
-    night_exit,
-    night_meaning,
-    own_pytest,
-    read_items,
-)
+from gpuscale.campaigns.night import outcome
 from gpuscale.measure.schedulers import nodes_of_job
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.store.campaign_folders import NightRecord, new_night, nights_folder, record_files
@@ -58,7 +49,7 @@ class NightJob:
         self._baseline = words.pop(0) if words and self._history is None else None
         self._options = words
         self._started = datetime.now().astimezone()
-        self._stop = StopRequest()
+        self._stop = outcome.StopRequest()
         self.folder = Path()
         """Folder of the nightly run, set by `run`."""
 
@@ -72,7 +63,7 @@ class NightJob:
         compare_exit = self._judge()
         if compare_exit == ExitCode.REGRESSED and self._probe():
             compare_exit = self._judge()
-        code = night_exit(attempts[-1], compare_exit)
+        code = outcome.night_exit(attempts[-1], compare_exit)
         record = self._record(attempts, compare_exit, code)
         meaning = ": ".join(filter(None, (record.night, record.unjudged)))
         self._report(is_judged=compare_exit not in (None, ExitCode.USAGE))
@@ -106,22 +97,22 @@ class NightJob:
                 _say(f"no copy of the baseline was kept ({error.strerror})")
         return folder
 
-    def _try(self) -> Attempt:
+    def _try(self) -> outcome.Attempt:
         """Run pytest for all runs that are not yet in the results file; return the outcome."""
         results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
         for path in (items, fault):
             path.unlink(missing_ok=True)
         option = "--resume" if self._has_results() else "--results"
-        command = [own_pytest(), *self._measure, option, str(results), "--junitxml", str(items)]
-        environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
-        exit_code, found = self._stop.run(command, log, environment), None
+        words = *self._measure, option, str(results), "--junitxml", str(items)
+        environment = {**os.environ, outcome.FAULT_FILE: str(fault.absolute())}
+        exit_code, found = self._stop.run([outcome.own_pytest(), *words], log, environment), None
         # The comparison will report a damaged file.
         with suppress(FileError):
             found = read_results(results) if results.exists() else None
-        attempt = Attempt(
+        attempt = outcome.Attempt(
             exit_code=exit_code,
             stopped_by=self._stop.number,
-            items=read_items(items),
+            items=outcome.read_items(items),
             results=found,
             machine=text_of(fault) or None,
         )
@@ -195,13 +186,13 @@ class NightJob:
             _say("the night has no report.html (see above)")
 
     def _record(
-        self, attempts: Sequence[Attempt], compare_exit: int | None, code: ExitCode
+        self, attempts: Sequence[outcome.Attempt], compare_exit: int | None, code: ExitCode
     ) -> NightRecord:
         attempt = attempts[-1]
-        meaning = night_meaning(code, attempt, compare_exit)
+        meaning = outcome.night_meaning(code, attempt, compare_exit)
         record = NightRecord(
             night=meaning,
-            unjudged=self._why_unjudged() if meaning == UNJUDGED else None,
+            unjudged=self._why_unjudged() if meaning == outcome.UNJUDGED else None,
             exit=int(code),
             pytest_exit=attempt.exit_code,
             compare_exit=compare_exit,

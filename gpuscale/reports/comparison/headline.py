@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import device_word
-from gpuscale.base.text import format_distinct, rough_percent, whole_percent
+from gpuscale.base.text import format_distinct, format_percent, rough_percent, whole_percent
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
@@ -121,9 +121,9 @@ def _loss(rows: Sequence[Row]) -> str:
     if entry.finding is Finding.SCALING_LOSS:
         # Rows of other batches may have other references.
         gains = [row.entry.reason.facts.get("reference", 0.0) for row in rows]
-        doubt = ", which may be chance" if entry.reason.facts.get("is_open_on_1") else ""
-        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}{doubt}"
-        also = of_one if min(gains) > _NAMED_GAIN else ""
+        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}"
+        is_known = min(gains) > _NAMED_GAIN and not entry.reason.facts.get("is_open_on_1")
+        also = of_one if is_known else ""
         return f"scaling got worse, E fell by {by}{within}{from_then}{also}"
     if phrases.rate_word(entry.configuration) == "performance":
         return f"performance fell by {by}{within}{from_then}"
@@ -142,11 +142,20 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
         return next(iter(reasons))
     usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
     counts = Counter(short_text(row.entry) or usual for row in rows)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return "; ".join(
-        f"{text} ({phrases.counted(count, 'row')})" for text, count in counts.items() if text
-    )
+    texts = [f"{text} ({phrases.counted(count, 'row')})" for text, count in counts.items() if text]
+    most_lost = _most_lost(rows) if verdict is Verdict.INCONCLUSIVE else ""
+    return "; ".join(filter(None, (*(counts if len(counts) == 1 else texts), most_lost)))
+
+
+def _most_lost(rows: Sequence[Row]) -> str:
+    """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a half."""
+    # Rows with another reason would pass, but their runs are not to be trusted.
+    trusted = [row for row in rows if "otherwise" not in row.entry.reason.facts]
+    known = [(row.change.low or -1.0, row.quantity) for row in trusted if row.change is not None]
+    lowest, quantity = min(known, default=(-1.0, ""))
+    if len(known) < len(rows) or not -0.5 < lowest < 0:
+        return ""
+    return f"any loss of {quantity} is below {format_percent(-lowest)}"
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:

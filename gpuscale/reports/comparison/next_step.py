@@ -24,6 +24,7 @@ ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
+_BOTH_IDLE = "once the host is idle"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Bounds of an advised number of longer runs."""
 
@@ -124,10 +125,7 @@ class _Adviser:
         # If nothing was judged, no verdict is doubtful.
         is_doubted = "no_valid_run" in notes or any(r.entry.verdict.is_judged for r in self.rows)
         if is_doubted and (caution := _caution(comparison, notes, weight)):
-            if caution == WORDS["newer_baseline"].caution:
-                files = (*comparison.after.files, *comparison.before.files)
-                return _either((caution, f"{_COMPARE} {shlex.join(files)}"))
-            return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
+            return self._cautious(caution)
         if weight == 2:
             return []
         if weight == 1:
@@ -141,6 +139,16 @@ class _Adviser:
             likeliest = found[0]._replace(text=f"if it is REGRESSED again, {found[0].text}")
             return _first(self._measure(first), [likeliest, *found[1:]])
         return found or self._remedy([worst])
+
+    def _cautious(self, caution: str) -> list[_Step]:
+        """Return the advice of a note as steps."""
+        before, after = self.comparison.before, self.comparison.after
+        if caution == WORDS["newer_baseline"].caution:
+            return _either((caution, f"{_COMPARE} {shlex.join((*after.files, *before.files))}"))
+        if caution == _BOTH_IDLE:
+            runs = after.most_runs or _FEWEST_LONGER
+            return self._measure_both(_BOTH_IDLE, f"--runs {runs}", runs * self._run_of_each_s)
+        return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
 
     def _is_uncertain(self, row: Row) -> bool:
         """True if a slowdown may be under half its estimate; always False for nightly baselines."""
@@ -348,8 +356,8 @@ def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -
     is_open = worst_weight == 1 and not first and comparison.baseline_kind != "nights"
     if is_open and "busy_host_before" in notes:
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
-        side = "both sides" if "busy_host" in notes else "the baseline"
-        first = [f"measure {side} again once the host is idle"]
+        is_now = "busy_host" in notes
+        first = [_BOTH_IDLE if is_now else "measure the baseline again once the host is idle"]
     others = [] if worst_weight == 2 else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 
