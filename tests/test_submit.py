@@ -146,9 +146,9 @@ def test_only_what_the_published_baseline_knows_is_judged() -> None:
 )
 def test_a_scheduler_says_the_number_of_a_job(scheduler: str, said: str, number: str) -> None:
     asked = SCHEDULERS[scheduler]
-    assert asked.number_in(f"a greeting of the site\n{said}") == number
+    assert asked.job_id_in(f"a greeting of the site\n{said}") == number
     with pytest.raises(SchedulerError, match="no job number"):
-        asked.number_in("nothing of use")
+        asked.job_id_in("nothing of use")
 
 
 # What a scheduler answers, how far the job is, and with what the night ends if it has ended.

@@ -8,7 +8,7 @@ from functools import cached_property
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.nights import (
     Night,
-    environment_at,
+    changes_on_night,
     lasting_changes,
     left_out_of,
     machine_of,
@@ -182,7 +182,7 @@ def history_of_nights(nights: tuple[Night, ...], left_out: tuple[str, ...] = ())
         HistoryEvent(
             night=night,
             changes=tuple(changed),
-            environment=environment_at(nights, night) if kind == "step" else (),
+            environment=changes_on_night(nights, night) if kind == "step" else (),
         )
         for (night, kind, _), changed in sorted(together.items())
     )
@@ -269,7 +269,7 @@ def _lost_level(
     """Combine slowdown `found[last]` with the slowdowns just before it in the same environment."""
     first = last
     while first and found[first - 1].change > 0:
-        if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
+        if any(changes_on_night(nights, change.onset) for change in changes[first - 1 : first + 1]):
             break
         first -= 1
     return LostLevel(

@@ -123,7 +123,7 @@ def machine_of(nights: Sequence[Night], left_out: Sequence[str] = ()) -> str:
     return next(iter(machines))
 
 
-def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+def changes_on_night(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
     """Return the changes in the environment from the previous night to the given night."""
     before, now = nights[night - 1].environment, nights[night].environment
     nodes = (nodes_of(nights[at].runs) for at in (night - 1, night))

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["help"]:
             words = [*words[1:], "--help"]
         # Parsing imports the command's module, which may fail.
-        parsed = parser_of_commands().parse_args(words)
+        parsed = parser_of_commands().parse_args(words, argparse.Namespace(command_line=words))
         code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
-from gpuscale.base.text import counted, escaped, rough_percent, visible
+from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.import_ import add_recorded, defaults_of, paths_of, sessions_in
 from gpuscale.cli.inputs import add_selection, choice_of, read_all_results, results_path, say
@@ -78,9 +78,8 @@ def _record(arguments: argparse.Namespace) -> int:
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak and (large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]):
         steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        lines = labelled_lines([*steps, ("or", "take it as it is, with --weak")], PLAIN_COLUMNS)
-        found = f"only losses above {rough_percent(TOO_WEAK)} would be {FOUND}"
-        raise UsageError("\n".join([f"nothing was written: {found}:", *large, *lines]))
+        what = f"nothing was written: only losses above {rough_percent(TOO_WEAK)} would be {FOUND}:"
+        raise UsageError("\n".join([what, *large, *labelled_lines(steps, PLAIN_COLUMNS)]))
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
@@ -101,17 +100,23 @@ def _to_strengthen(
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
     how, options = f"make {fewest} to {more} runs a row", f"--runs {more} --resume {file}"
+    files = again = joined(visible(f"{path}") for path in arguments.results)
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
+        again = "more-*.jsonl"
     elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
         how, options = "measure at another time", f"--runs {most} {MORE}"
+        again = f"{files} more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
+    words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
+    record, given = "gpuscale baseline record", joined(words)
+    steps += [("then", "record again"), ("run", f"{record} {again} {given}")]
     measured = entries_of(run for result in results for run in result.runs)
     if seconds := max(map(longer_run_s, measured.values())):
         longer = measuring(started_as, f"--run-seconds {seconds} {MORE}")
         steps += [("or", "make longer runs"), ("run", longer)]
-    return steps
+    return [*steps, ("or", "take it as it is"), ("run", f"{record} {files} {given} --weak")]
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

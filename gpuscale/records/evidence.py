@@ -26,8 +26,8 @@ FailureKind = Literal[
     "unread",
     "unsteady",
 ]
-"""Kinds of failures. `system`: an exception caused by a GPU, network or file system; `unread`: no
-step count was recognised in a command's output; `unsteady`: the step time was not stable."""
+"""Kinds of failures. `system`: an exception caused by a GPU, network or file system; `unread`:
+steps or figures were not found in a command's output; `unsteady`: the step time was not stable."""
 
 
 class Phases(record.Record, frozen=True, kw_only=True):

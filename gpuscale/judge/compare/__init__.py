@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.history import History
-from gpuscale.analysis.nights import environment_at
+from gpuscale.analysis.nights import changes_on_night
 from gpuscale.judge.compare.earlier import EarlierNights
 from gpuscale.judge.compare.matching import machine_mismatch, match
 from gpuscale.judge.compare.measured import judge_measured
@@ -144,7 +144,7 @@ def with_levels(comparison: Comparison, earlier: EarlierNights) -> Comparison:
             return replace(entry, since=since) if is_it else entry
         facts: Facts = {"loss": -lost.throughput.value, "since": onset}
         if since is not None:
-            facts["changed"] = environment_at(history.nights, lost.onset)
+            facts["changed"] = changes_on_night(history.nights, lost.onset)
         reason = Statement.of("drifted" if since is None else "level_lost", **facts)
         on_1 = entry.key.gpus == 1
         return replace(

@@ -200,7 +200,7 @@ class Scheduler(ABC):
         except FileNotFoundError:
             raise SchedulerError(f"{program} is not here; {elsewhere}") from None
         except subprocess.TimeoutExpired:
-            return self.number_in("")
+            return self.job_id_in("")
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
             raise SchedulerError(
@@ -208,9 +208,9 @@ class Scheduler(ABC):
                 "\n    correct what it names by an option such as --partition, --account or "
                 f"--time, or in the profile; or {elsewhere}"
             )
-        return self.number_in(answer.stdout)
+        return self.job_id_in(answer.stdout)
 
-    def number_in(self, output: str) -> str:
+    def job_id_in(self, output: str) -> str:
         """Return the job ID in the submit command's output; raise SchedulerError if missing."""
         if (found := self.job_number.search(output)) is None:
             raise SchedulerError(

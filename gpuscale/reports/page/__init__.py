@@ -17,13 +17,7 @@ from gpuscale.reports.columns import Cell, Tone
 from gpuscale.reports.comparison import View
 from gpuscale.reports.comparison.rows import Item
 from gpuscale.reports.phrases import UNKNOWN, counted
-from gpuscale.store.campaign_folders import (
-    NIGHT_JSON,
-    NIGHT_TEXT,
-    NightRecord,
-    read_brief,
-    read_night,
-)
+from gpuscale.store import campaign_folders
 from gpuscale.store.files import is_night_folder, write_report
 from gpuscale.store.results import RESULTS, read_beginning
 
@@ -120,13 +114,13 @@ def rendered(sections: Sequence[Section], **values: Any) -> str:
 
 INDEX = "index.html"
 PAGE = "report.html"
-_LINKED = (PAGE, "comparison.txt", NIGHT_TEXT)
+_LINKED = (PAGE, "comparison.txt", campaign_folders.NIGHT_TEXT)
 """Files of a nightly run to which the index may link; it uses the first that exists."""
 
 
 def has_index(folder: Path) -> bool:
     """True if a folder has nightly runs and an index page of them."""
-    return (folder / INDEX).is_file() and any(folder.glob(f"*/{NIGHT_JSON}"))
+    return (folder / INDEX).is_file() and any(folder.glob(f"*/{campaign_folders.NIGHT_JSON}"))
 
 
 def write_index(folder: Path) -> None:
@@ -148,14 +142,15 @@ def _night_in(night: Path) -> tuple[datetime, dict[str, Cell]]:
 
     Without results, the start is read from the night's record or else from the folder's name.
     """
-    record = read_night(night) or NightRecord(night="no record: it still runs, or was ended")
+    unknown = "no record: it still runs, or was ended"
+    record = campaign_folders.read_night(night) or campaign_folders.NightRecord(night=unknown)
     try:
         results = read_beginning(night / RESULTS)
         moment, reason = began(results), results.why_excluded
     except FileError:
         moment = datetime.fromisoformat(record.started or night.name[:10]).astimezone(UTC)
         reason = None
-    brief = "" if record.exit == ExitCode.OK else read_brief(night)
+    brief = "" if record.exit == ExitCode.OK else campaign_folders.read_brief(night)
     why = [] if brief or reason else [*record.left_out, *record.infrastructure]
     below = "; ".join(filter(None, (brief, reason and f"left out: {reason}", *why)))
     linked = next((name for name in _LINKED if (night / name).exists()), None)
