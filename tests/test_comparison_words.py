@@ -308,6 +308,22 @@ def test_a_rank_that_lags_is_named_beside_a_cause_that_names_none() -> None:
     assert "rank 1 (node1, GPU-1) first: " in " ".join(lines.values())
 
 
+@pytest.mark.parametrize("was_slow", [False, True])
+def test_a_rank_that_lags_in_most_runs_of_an_open_row_is_suspected_on_the_first_screen(
+    was_slow: bool,
+) -> None:
+    lags = ((1.0, 1.2), (1.3, 1.6), (0.95, 0.94), (1.2, 1.45), (0.9, 1.1), (1.1, 1.3))
+    usual = ((1.0, 1.01), (1.3, 1.25), (0.95, 0.94), (1.2, 1.22), (0.9, 0.92), (1.1, 1.08))
+    before, now = two_ranks(*(lags if was_slow else usual)), two_ranks(*lags)
+    now = replace(now, runs=tuple(replace(run, started_at_s=2e9) for run in now.runs))
+    well = baseline_from_results([before], name="well", cluster="Here")
+    later = replace(now, environment=environment(job_id="later"))
+    lines = said(diagnose(sides_of(well, [later]), compare(well, [later])), later)
+    assert "INCONCLUSIVE" in lines
+    where = "perhaps rank 1 (node1, GPU-1): the slowest in 5 of 6 runs, "
+    assert lines.get("cause", "").startswith(where) is not was_slow
+
+
 def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_by() -> None:
     def findings(*factors: tuple[float, float]) -> list[str]:
         measured_ = {"exposed_communication_s": 0.02}
@@ -344,7 +360,7 @@ def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_
     assert "1540.0 % behind the other" in who
     # Runs of 100, 200 and 300 ms tell nothing of 30 %, unless the lags agree.
     _, who = findings((1.0, 1.3), (2.0, 2.1), (3.0, 4.5))
-    assert who.endswith("behind the other; of equal ranks, one would be so 1 time in 7")
+    assert who.endswith("behind the other; equal ranks would lag so far on average 1 time in 7")
     _, who = findings((1.0, 1.3), (2.0, 2.6), (3.0, 3.8))
     assert who.endswith("in 3 of 3 runs, 26.7 % to 30.0 % behind the other")
 

@@ -396,6 +396,12 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
     said = f"make about 10 more runs, {which} ("
     assert both["next"].startswith(said)
     assert "settle it with a probability of 50 %" in text_of(view(comparison(toss)))
+    # What is below zero may be a loss, and is settled first, however many runs another row needs.
+    slower = replace(
+        noisy("further_runs", needed=3), change=Estimate(value=-0.1, low=-0.2, high=-0.01)
+    )
+    step = headline(comparison(toss, slower))["next"]
+    assert step.startswith("make about 3 more runs, which may settle mnist_cnn/ddp (2) on 4 GPUs (")
 
 
 def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> None:
@@ -446,7 +452,7 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_by_adding_those_of_tonigh
     between = replace(between, baseline_kind="results")
     first, *others = advice(between).splitlines()
     step = "measure both sides again, 20 runs a row; first the earlier, on the machine as it was"
-    assert first == f"next {step} (other options as before; in a job; about 4 min each)"
+    assert first == f"next {step} (other options as before; in a job; about 4 min a side)"
     assert others == [
         "run pytest … --runs 20 --results before-20.jsonl",
         "then measure the later (other options as before; in a job)",
@@ -469,8 +475,9 @@ def test_where_no_number_of_runs_would_settle_it_longer_ones_are_asked_for() -> 
     for time, rows in (("80 s", (uneven,)), ("3 min", (uneven, lower))):
         asked, command, *others = advice(comparison(*rows)).splitlines()
         assert asked.startswith("next measure both sides again, in longer runs; first the earlier")
-        assert asked.endswith(f"(other options as before; in a job; about {time} each)")
+        assert asked.endswith(f"(other options as before; in a job; about {time} a side)")
         assert command == "run pytest … --run-seconds 12 --runs 6 --results before-12-6.jsonl"
+        assert others[4] == "or leave it at that, if losses this small may stay unfound"
         assert others[3] == "run gpuscale compare before-12-6.jsonl after-12-6.jsonl"
     soon = headline(comparison(noisy("further_runs", needed=3), lower))["next"]
     assert soon.startswith("make about 3 more runs, which may settle mnist_cnn/ddp on 4 GPUs (")

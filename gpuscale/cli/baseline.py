@@ -99,7 +99,7 @@ def _to_strengthen(
     # often underestimate.
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
-    how, options = f"make {fewest} to {more} runs a row", f"--runs {more} --resume {file}"
+    how, options = f"make {more} runs a row ({fewest} may do)", f"--runs {more} --resume {file}"
     files = again = joined(visible(f"{path}") for path in arguments.results)
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.

@@ -8,14 +8,7 @@ from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.grouping import by_key
 from gpuscale.cli.inputs import is_folder, read_content, read_nights, say
 from gpuscale.records import Environment, EnvironmentChange, NodeEvidence, Results
-from gpuscale.records.environment_diff import (
-    ENVIRONMENT_FIELDS,
-    environment_changes,
-    environment_text,
-    listed,
-    package_changes,
-    stack_rank,
-)
+from gpuscale.records import environment_diff as diff
 from gpuscale.records.evidence import Library, merged
 from gpuscale.records.run import nodes_of
 
@@ -41,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("env: give one file or folder, or 'diff' and two of them")
     sides = [_measured_with(path) for path in paths]
     if is_diff:
-        say("\n".join(map(environment_text, changes_between(*sides))) or _ALIKE)
+        say("\n".join(map(diff.environment_text, changes_between(*sides))) or _ALIKE)
     else:
         say(software_text(*sides[0]))
     return ExitCode.OK
@@ -60,26 +53,26 @@ def _measured_with(path: Path) -> MeasuredWith:
 def changes_between(before: MeasuredWith, after: MeasuredWith) -> list[EnvironmentChange]:
     """Return the changes in the environment and in packages, most important first."""
     sides = before[0], after[0]
-    changes = [*environment_changes(*sides, before[1], after[1])]
+    changes = [*diff.environment_changes(*sides, before[1], after[1])]
     names = {change.name.removesuffix("_version") for change in changes}
-    changes += (change for change in package_changes(*sides) if change.name not in names)
-    return sorted(changes, key=lambda change: stack_rank(change.name))
+    changes += (change for change in diff.package_changes(*sides) if change.name not in names)
+    return sorted(changes, key=lambda change: diff.stack_rank(change.name))
 
 
 def software_text(environments: Sequence[Environment], nodes: Sequence[NodeEvidence]) -> str:
     """Return a line for each field, script, library and package, with all its distinct values."""
     lines = []
-    for field in ENVIRONMENT_FIELDS:
+    for field in diff.ENVIRONMENT_FIELDS:
         values = [field.value(environment) for environment in environments]
         if field.words and (known := [str(value) for value in values if value is not None]):
-            lines.append(f"{field.words} {listed([*dict.fromkeys(known)])}")
+            lines.append(f"{field.words} {diff.listed([*dict.fromkeys(known)])}")
     scripts = {(name, digest) for one in environments for name, digest in one.scripts.items()}
     lines += [f"script {name} {digest}" for name, digest in sorted(scripts)]
     libraries = merged(library for node in nodes for library in node.libraries)
     lines += [_library_text(library, environments) for library in libraries]
     versions = by_key(package for one in environments for package in one.packages.items())
-    names = sorted(versions, key=lambda name: (stack_rank(name), name))
-    lines += [f"package {name} {listed([*dict.fromkeys(versions[name])])}" for name in names]
+    names = sorted(versions, key=lambda name: (diff.stack_rank(name), name))
+    lines += [f"package {name} {diff.listed([*dict.fromkeys(versions[name])])}" for name in names]
     absent = {one.packages_absent for one in environments} - {None}
     absent |= {node.absent.get("libraries") for node in nodes} - {None}
     lines += [f"unknown: {reason}" for reason in sorted(map(str, absent))]

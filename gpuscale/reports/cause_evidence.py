@@ -29,7 +29,7 @@ _Kind = TypeVar("_Kind")
 _NAMED_PORTS = 3
 NAMED_SKEW = 0.02
 """Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
-_UNLIKELY_CHANCE, PROBABLE_CHANCE = 0.05, 0.3
+UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
 """Probabilities of such a lag by chance from which on they are stated, and the lag is doubted."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
@@ -181,9 +181,9 @@ def slow_rank(runs: Iterable[Run], most_chance: float = 1.0) -> tuple[str, str, 
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    doubt = f"; of equal ranks, one would be so 1 time in {round(1 / (chance or 1))}"
-    if not _UNLIKELY_CHANCE < chance <= PROBABLE_CHANCE:
-        doubt = ", which may be chance" if chance > PROBABLE_CHANCE else ""
+    doubt = f"; equal ranks would lag so far on average 1 time in {round(1 / (chance or 1))}"
+    if not UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
+        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
     return who, f"the slowest{where}", f", {by} behind {other}{doubt}"
 

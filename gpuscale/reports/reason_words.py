@@ -34,8 +34,8 @@ _WITHIN_MARGIN = (
     f"{_NOT_EXCLUDED}"
 )
 _CHANCE = (
-    "the interval alone lies below zero, but with all that is tested p is {p}, and a loss needs "
-    "less than {significance}"
+    "the interval alone lies below zero, but p, corrected for the number of tests, is {p}; a loss "
+    "needs less than {significance}"
 )
 _CHANCE_OF_E = f"{_CHANCE} (E is tested more strictly than a step time)"
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"

@@ -149,13 +149,16 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 def _most_lost(rows: Sequence[Row]) -> str:
     """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a half."""
-    # Rows with another reason would pass, but their runs are not to be trusted.
-    trusted = [row for row in rows if "otherwise" not in row.entry.reason.facts]
-    known = [(row.change.low or -1.0, row.quantity) for row in trusted if row.change is not None]
-    lowest, quantity = min(known, default=(-1.0, ""))
-    if len(known) < len(rows) or not -0.5 < lowest < 0:
+    bounds: dict[str, float] = {}
+    for row in rows:
+        # Rows with a reason beside another would pass, but their runs are not to be trusted.
+        is_known = row.change is not None and "otherwise" not in row.entry.reason.facts
+        low = row.change.low if row.change is not None and is_known else None
+        bounds[row.quantity] = max(bounds.get(row.quantity, 0.0), 1.0 if low is None else -low)
+    if max(bounds.values()) > 0.5:
         return ""
-    return f"any loss of {quantity} is below {format_percent(-lowest)}"
+    texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds.items())
+    return f"any loss {' and '.join(texts)}"
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
@@ -189,7 +192,8 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 def _first_cause(rows: Sequence[Row]) -> str:
     """Describe the main cause: `computing +10 ms; all 3 rows`; empty if no loss was diagnosed."""
     if not (shared := sharing(rows)):
-        return ""
+        lags = [(*row.slow_rank, subject_of([row], rows)) for row in rows if row.slow_rank]
+        return next((f"perhaps {who}: {at}{by}; {subject}" for who, at, by, subject in lags), "")
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"

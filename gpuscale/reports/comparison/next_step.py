@@ -163,17 +163,19 @@ class _Adviser:
             return _either(self._measure("measure again into a new file, and compare that"))
         may_do = _largest_fact(worst, "perhaps")
         wanted = [row for row in rows if _soon(row) or (may_do and _largest_fact(row, "perhaps"))]
+        # What may be a loss comes first.
+        wanted = [worst] if worst in wanted and _is_slower(worst) else wanted
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             some, rest = self._some(wanted), ""
-            odds = max(part.facts.get("chance", 0) for part in parts_of(worst.entry.reason))
+            needs = [_soon(row) or _largest_fact(row, "perhaps") for row in wanted]
+            in_all = max(needs)
+            neediest = wanted[needs.index(in_all)]
+            odds = max(part.facts.get("chance", 0) for part in parts_of(neediest.entry.reason))
             if odds or some != "it" or not any(map(_soon, wanted)):
                 rest = f", which may settle {some}"
                 rest += f" with a probability of {whole_percent(odds)}" if odds else ""
-            needs = [_soon(row) or _largest_fact(row, "perhaps") for row in wanted]
-            in_all = max(needs)
             if min(needs) < in_all:
-                row = wanted[needs.index(in_all)]
-                rest = f", as {row.name} on {row.devices} needs{rest}"
+                rest = f", as {neediest.name} on {neediest.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             return _either(self._more_now(more, in_all, rest))
         sides, kind = (comparison.before.files, comparison.after.files), comparison.baseline_kind
@@ -218,7 +220,7 @@ class _Adviser:
         """Return steps to measure both sides again (`how`, `wall_s` each) and compare them."""
         files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
         earlier, later = (f"{options} --results {file}" for file in files)
-        takes = f"{_about(wall_s)} each" if wall_s else ""
+        takes = f"{_about(wall_s)} a side" if wall_s else ""
         text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
         if self.comparison.baseline_kind == "baseline":
             text += ", or if that is gone, add sessions to the baseline"
@@ -252,7 +254,8 @@ class _Adviser:
         if seconds := min(longer_run_s(row.runs) for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
-            return self._measure_both("in longer runs", options, len(alike) * runs * seconds)
+            both = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
+            return [*both, _Step("or", "leave it at that, if losses this small may stay unfound")]
         return _either(longer)
 
     def _how_to_find_change(self) -> str | _Command:

@@ -26,7 +26,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import PROBABLE_CHANCE, evidence, slow_rank
+from gpuscale.reports.cause_evidence import UNLIKELY_CHANCE, evidence, slow_rank
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text
@@ -94,7 +94,7 @@ class Row:
     runs: Sequence[Run]
     """All of the row's current runs, valid and failed."""
     slow_rank: tuple[str, str, str] | None
-    """(rank, in which runs it is the slowest, its lag), in words; None if a cause names a rank."""
+    """(rank, in which runs it is the slowest, its lag), in words; None if no loss is likely."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
@@ -128,8 +128,8 @@ def _row(
         for name, column in columns.items()
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
-    is_named = entry.verdict.is_pass or any(cause.ranks for cause in entry.causes)
-    slow = None if is_named else slow_rank(runs, PROBABLE_CHANCE)
+    is_named = any(cause.ranks for cause in entry.causes)
+    slow = slow_rank(runs, UNLIKELY_CHANCE) if _has_lost(entry) and not is_named else None
     seen = ": ".join(slow[:2]) + slow[2] if slow else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
@@ -266,7 +266,7 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
     Known causes take precedence over unknown ones; ties go to the cause that cost the most time.
     """
     heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
-    found = [row for row in heaviest if row.entry.causes and _has_lost(row)]
+    found = [row for row in heaviest if row.entry.causes and _has_lost(row.entry)]
     groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
@@ -276,10 +276,10 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
     return max(groups.values(), key=weight, default=[])
 
 
-def _has_lost(row: Row) -> bool:
-    """True if a row has a loss to explain: a loss verdict, or a measured loss of at least 2 %."""
-    change = row.entry.change
-    return row.entry.verdict.is_loss or (change is not None and change.value <= -_LEAST_LOST)
+def _has_lost(entry: EntryVerdict) -> bool:
+    """True if a row has a loss to explain: it is a loss, or no pass and lost at least 2 %."""
+    seems_worse = entry.change is not None and entry.change.value <= -_LEAST_LOST
+    return entry.verdict.is_loss or (seems_worse and not entry.verdict.is_pass)
 
 
 def is_established(row: Row) -> bool:
