@@ -16,6 +16,7 @@ from gpuscale.reports.comparison.rows import (
     Row,
     cause_group_key,
     device_of,
+    has_lost,
     is_established,
     rows_of,
     sharing,
@@ -80,7 +81,7 @@ class View:
 def view_of(comparison: Comparison, measured: Side) -> View:
     """Create the view of a comparison for all report formats; `measured` has the current runs."""
     rows = rows_of(comparison.entries, measured)
-    ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
+    ranked = tuple(sorted(rows, key=lambda r: (r.entry.verdict.weight, not has_lost(r.entry))))
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)

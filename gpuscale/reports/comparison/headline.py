@@ -155,10 +155,8 @@ def _most_lost(rows: Sequence[Row]) -> str:
         is_known = row.change is not None and "otherwise" not in row.entry.reason.facts
         low = row.change.low if row.change is not None and is_known else None
         bounds[row.quantity] = max(bounds.get(row.quantity, 0.0), 1.0 if low is None else -low)
-    if max(bounds.values()) > 0.5:
-        return ""
     texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds.items())
-    return f"any loss {' and '.join(texts)}"
+    return f"any loss {' and '.join(texts)}" if max(bounds.values()) < 0.5 else ""
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:

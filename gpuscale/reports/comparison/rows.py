@@ -129,7 +129,7 @@ def _row(
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
     is_named = any(cause.ranks for cause in entry.causes)
-    slow = slow_rank(runs, UNLIKELY_CHANCE) if _has_lost(entry) and not is_named else None
+    slow = slow_rank(runs, UNLIKELY_CHANCE) if has_lost(entry) and not is_named else None
     seen = ": ".join(slow[:2]) + slow[2] if slow else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
@@ -266,7 +266,7 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
     Known causes take precedence over unknown ones; ties go to the cause that cost the most time.
     """
     heaviest = [row for row in rows if row.entry.verdict.weight == rows[0].entry.verdict.weight]
-    found = [row for row in heaviest if row.entry.causes and _has_lost(row.entry)]
+    found = [row for row in heaviest if row.entry.causes and has_lost(row.entry)]
     groups = by_key((cause_group_key(row.entry.causes[0]), row) for row in found)
 
     def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
@@ -276,7 +276,7 @@ def sharing(rows: Sequence[Row]) -> list[Row]:
     return max(groups.values(), key=weight, default=[])
 
 
-def _has_lost(entry: EntryVerdict) -> bool:
+def has_lost(entry: EntryVerdict) -> bool:
     """True if a row has a loss to explain: it is a loss, or no pass and lost at least 2 %."""
     seems_worse = entry.change is not None and entry.change.value <= -_LEAST_LOST
     return entry.verdict.is_loss or (seems_worse and not entry.verdict.is_pass)
