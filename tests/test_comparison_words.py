@@ -147,7 +147,8 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     ):
         doubt = replace(entry(Verdict.INCONCLUSIVE), minimum_detectable_loss=loss)
         (row,) = viewed(comparison(replace(doubt, further_runs=None))).rows
-        assert row.short_reason == (text_of and f"a loss {text_of}would be found 19 times in 20")
+        found = f"a slowdown {text_of}would be found 19 times in 20"
+        assert row.short_reason == (text_of and found)
 
 
 def test_rows_that_pass_beside_others_say_which_loss_they_rule_out() -> None:
@@ -180,7 +181,7 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     one, two = viewed(compare(before, now), *now).rows
     assert "on 1 GPU, the reference of E, deviate by 7.1 %" in reason_text(two.entry)
     assert two.moved.line.startswith("E ")
-    assert two.short_reason.startswith("a loss of 6.")
+    assert two.short_reason.startswith("a slowdown of 6.")
     assert "reference of E" not in reason_text(one.entry)
 
 

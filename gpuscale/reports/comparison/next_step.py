@@ -222,8 +222,6 @@ class _Adviser:
         earlier, later = (f"{options} --results {file}" for file in files)
         takes = f"{_about(wall_s)} a side" if wall_s else ""
         text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
-        if self.comparison.baseline_kind == "baseline":
-            text += ", or if that is gone, add sessions to the baseline"
         last = _Step("then", *self._measure("measure the later", later))
         compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
         return [*_either(self._measure(text, earlier, takes)), last, compared]

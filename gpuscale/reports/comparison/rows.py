@@ -175,7 +175,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     if (loss := entry.minimum_detectable_loss) is None:
         return ""
     of_most = "more than half" if loss > _MOST_FOUND else rough_percent(loss)
-    return f"a loss of {of_most} would be {phrases.FOUND}"
+    return f"a slowdown of {of_most} would be {phrases.FOUND}"
 
 
 def _allowed(reason: Statement) -> str:
