@@ -210,7 +210,7 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
         assert ("gpuscale baseline" in steps) == (kind == "baseline" or "sessions" in steps)
     # No number of nights before tells what is special about this one.
     doubt = replace(comparison(noisy("nights_differ", deviation=0.1)), baseline_kind=kind)
-    of_several = "run gpuscale compare night.jsonl night.jsonl more-*.jsonl"
+    of_several = "run gpuscale compare night.jsonl night.jsonl again-*.jsonl"
     assert (of_several in advice(doubt)) is (kind != "nights")
 
 
@@ -244,7 +244,7 @@ def test_a_change_between_few_sessions_is_doubted_and_one_over_many_is_not(
     one, many = (compare(before, [moved]) for before in sides)
     assert (one.exit_code, many.exit_code) == (code, code)
     assert facts_of(one.notes, "few_sessions")["sessions"] == 1
-    known = "" if code == 0 else " (the loss holds if by"
+    known = "" if code == 0 else " (the loss holds unless by over"
     assert f"it is unknown how much sessions differ{known}" in said(one)["beware"]
     first, of_many = (next(iter(said(each).values())) for each in (one, many))
     assert first.endswith(", compared with only 1 session")
@@ -259,7 +259,7 @@ def test_the_deviation_between_sessions_up_to_which_a_loss_holds_is_named(factor
     before, lost = baseline({1: QUIET}), measured({1: [factor * t for t in QUIET]})
     comparison = compare(before, [lost])
     up_to = facts_of(comparison.notes, "few_sessions")["up_to"]
-    assert f"(the loss holds if by {rough_percent(up_to)} at most)" in said(comparison)["beware"]
+    assert f"(the loss holds unless by over {rough_percent(up_to)})" in said(comparison)["beware"]
     for deviation, code in ((0.99 * up_to, 1), (1.01 * up_to, 3)):
         declared = replace(before.tolerances, allocation_deviation_time=deviation)
         assert compare(replace(before, tolerances=declared), [lost]).exit_code == code

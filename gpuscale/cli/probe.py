@@ -24,13 +24,7 @@ from gpuscale.measure.schedulers.slurm import leaf_switches
 from gpuscale.records import NodeProbe, Results
 from gpuscale.records.probes import PAIR, PROBES, SEND, NodeProbeRequest, merged_probes
 from gpuscale.reports.doctor_text import probes_text
-from gpuscale.store.results import (
-    PROBES_ENDING,
-    RESULTS_FOLDER,
-    create_results,
-    default_results_path,
-    read_results,
-)
+from gpuscale.store import results as store
 
 _LAUNCHES = 3
 """Number of times to launch the probes: each new process may place its memory differently."""
@@ -66,15 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     now, scheduler = datetime.now().astimezone(), scheduler_of_job(os.environ)
     of, device = None, arguments.device
     name = scheduler.name if scheduler and scheduler.name in LAUNCHERS else LAUNCHERS[0]
-    path = arguments.results or default_results_path(RESULTS_FOLDER, now)
+    path = arguments.results or store.default_results_path(store.RESULTS_FOLDER, now)
     if arguments.results is not None:
-        of = read_results(path)
+        of = store.read_results(path)
         name = of.environment.launcher or name
         device = of.environment.device if device == "auto" else device
-    path = path.with_suffix(PROBES_ENDING)
+    path = path.with_suffix(store.PROBES_ENDING)
     if path.exists():
         raise FileError(path, "exists already and is not overwritten; delete it, or name others")
-    folder, name = Path.cwd() / RESULTS_FOLDER, arguments.launcher or name
+    folder, name = Path.cwd() / store.RESULTS_FOLDER, arguments.launcher or name
     with closing(Launcher(name, device=device, folder=folder)) as launcher:
         nodes = probe_nodes(
             launcher,
@@ -90,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             environment=launcher.environment,
             probes=tuple(probe for node in nodes for probe in node.probes),
         )
-    create_results(path, head).close()
+    store.create_results(path, head).close()
     findings = find_slow(nodes, leaf_switches())
     say(f"{probes_text(nodes, findings)}\nkept in {path}")
     return ExitCode.REGRESSED if findings else ExitCode.OK

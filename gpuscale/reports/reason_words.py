@@ -409,7 +409,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "sessions": lambda count: counted(count, "session"),
-    "up_to": lambda deviation: f" (the loss holds if by {rough_percent(deviation)} at most)",
+    "up_to": lambda deviation: f" (the loss holds unless by over {rough_percent(deviation)})",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""

@@ -25,6 +25,7 @@ _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
 _BOTH_IDLE = "once the host is idle"
+_LEAVE = "leave it at that, if losses this small may stay unfound"
 _FEWEST_LONGER, _MOST_LONGER = 6, 12
 """Bounds of an advised number of longer runs."""
 
@@ -178,12 +179,9 @@ class _Adviser:
                 rest = f", as {neediest.name} on {neediest.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             return _either(self._more_now(more, in_all, rest))
-        sides, kind = (comparison.before.files, comparison.after.files), comparison.baseline_kind
-        codes = {part.code for part in parts_of(worst.entry.reason)}
-        if "nights_differ" in codes and kind != "nights" and all(sides):
-            again = self._measure("measure again later, and judge all sessions together", MORE)
-            both = " ".join((_COMPARE, *map(shlex.join, sides), "more-*.jsonl"))
-            return [*_either(again), _Step("then", "compare them", both)]
+        kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
+        if "nights_differ" in codes and kind != "nights":
+            return self._another_session("later")
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -246,15 +244,25 @@ class _Adviser:
         """Return advice on longer runs or, if they would hardly help, on other remedies."""
         used = self._worst.entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
-        longer: str | _Command = "find what disturbs these runs ('gpuscale doctor')"
-        if self._worst.entry.device == "cpu":
-            longer = self._measure("measure at another time or on a quieter machine")
         if seconds := min(longer_run_s(row.runs) for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
             both = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
-            return [*both, _Step("or", "leave it at that, if losses this small may stay unfound")]
-        return _either(longer)
+            return [*both, _Step("or", _LEAVE)]
+        if self._worst.entry.device == "cpu" and self.comparison.baseline_kind != "nights":
+            return self._another_session("at a quieter time")
+        return _either("find what disturbs these runs ('gpuscale doctor')")
+
+    def _another_session(self, when: str) -> list[_Step]:
+        """Return steps to measure the later side once more, and to judge all of its sessions."""
+        before, after = self.comparison.before, self.comparison.after
+        runs = max(before.most_runs or 0, after.most_runs or 0) or _FEWEST_LONGER
+        text, takes = f"measure again {when}, beside these runs", _about(runs * self._run_of_each_s)
+        files = shlex.join(f for f in (*before.files, *after.files) if not f.startswith("again-"))
+        then = _Step("then", "compare all of them", f"{_COMPARE} {files} again-*.jsonl")
+        # Files named `more` may be the baseline's.
+        again = self._measure(text, f"--runs {runs} {MORE.replace('more', 'again')}", takes)
+        return [*_either(again), then, _Step("or", _LEAVE)]
 
     def _how_to_find_change(self) -> str | _Command:
         """Return advice on finding the environment change at fault; empty if none is recorded."""
