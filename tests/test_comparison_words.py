@@ -212,6 +212,9 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
     doubt = replace(comparison(noisy("nights_differ", deviation=0.1)), baseline_kind=kind)
     of_several = "run gpuscale compare night.jsonl night.jsonl again-*.jsonl"
     assert (of_several in advice(doubt)) is (kind != "nights")
+    # As many as in these sessions, since the runs of all nights before are no session's.
+    doubt = replace(doubt, before=replace(doubt.before, most_runs=180))
+    assert ("--runs 6 --results again-" in advice(doubt)) is (kind != "nights")
 
 
 def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:

@@ -505,10 +505,11 @@ def test_longer_runs_are_not_asked_for_again_or_where_runs_differ_from_start_to_
     assert ("find what disturbs these runs" in step) is not is_asked
     on_cpu = replace(configuration, device="cpu")
     runs = tuple(replace(run, configuration=on_cpu) for run in runs)
-    step = dict(
-        viewed(comparison(replace(uneven, configuration=on_cpu)), replace(made, runs=runs)).headline
-    )["next"]
-    assert step.startswith("measure again at a quieter time, beside these runs") is not is_asked
+    judged = comparison(replace(uneven, configuration=on_cpu))
+    judged = replace(judged, before=replace(judged.before, most_runs=180))
+    step = advice(viewed(judged, replace(made, runs=runs)))
+    assert step.startswith("next measure again at a quieter time, beside these") is not is_asked
+    assert (" --runs 40 --results again-$(date" in step) is not is_asked
 
 
 def test_runs_that_may_be_slower_or_no_usual_ones_are_not_to_be_added_to_the_baseline() -> None:

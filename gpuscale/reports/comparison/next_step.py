@@ -26,8 +26,8 @@ _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baselin
 _IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
 _BOTH_IDLE = "once the host is idle"
 _LEAVE = "leave it at that, if losses this small may stay unfound"
-_FEWEST_LONGER, _MOST_LONGER = 6, 12
-"""Bounds of an advised number of longer runs."""
+_FEWEST_LONGER, _MOST_LONGER, _MOST_AGAIN = 6, 12, 40
+"""Bounds of an advised number of longer runs, and of one of runs in another session."""
 
 
 class _Step(NamedTuple):
@@ -250,13 +250,13 @@ class _Adviser:
             both = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
             return [*both, _Step("or", _LEAVE)]
         if self._worst.entry.device == "cpu" and self.comparison.baseline_kind != "nights":
-            return self._another_session("at a quieter time")
+            return self._another_session("at a quieter time", _MOST_AGAIN)
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
-    def _another_session(self, when: str) -> list[_Step]:
-        """Return steps to measure the later side once more, and to judge all of its sessions."""
+    def _another_session(self, when: str, most: int = 0) -> list[_Step]:
+        """Return steps for another session, of as many runs as the baseline has, at most `most`."""
         before, after = self.comparison.before, self.comparison.after
-        runs = max(before.most_runs or 0, after.most_runs or 0) or _FEWEST_LONGER
+        runs = max(after.most_runs or _FEWEST_LONGER, min(before.most_runs or 0, most))
         text, takes = f"measure again {when}, beside these runs", _about(runs * self._run_of_each_s)
         files = shlex.join(f for f in (*before.files, *after.files) if not f.startswith("again-"))
         then = _Step("then", "compare all of them", f"{_COMPARE} {files} again-*.jsonl")
