@@ -292,8 +292,8 @@ class _Adviser:
             return _either(f"if {named} was no usual night: gpuscale leave-out FOLDER --because …")
         # Runs that may be slower, or of something else, would hide a loss in the baseline.
         is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
-        parts = [part for row in rows for part in parts_of(row.entry.reason)]
-        if kind != "nights" and any(part.code == "both_sides_differ" for part in parts):
+        codes = {part.code for part in parts_of(self._worst.entry.reason)}
+        if kind != "nights" and "both_sides_differ" in codes:
             return self._longer()
         in_all = max(_largest_fact(row, "of_both") for row in rows)
         made = max(row.valid_runs for row in rows)
