@@ -179,7 +179,8 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     before = baseline({1: [0.3, 0.33, 0.28, 0.31], 2: [0.474, 0.476, 0.48, 0.477]})
     now = [measured({1: [0.3, 0.3, 0.3, 0.301], 2: [0.474, 0.476, 0.48, 0.478]})]
     one, two = viewed(compare(before, now), *now).rows
-    assert "on 1 GPU, the reference of E, deviate by 7.1 %" in reason_text(two.entry)
+    said_of_two = reason_text(two.entry)
+    assert "those of the baseline on 1 GPU, the reference of E, deviate by 7.1 %" in said_of_two
     assert two.moved.line.startswith("E ")
     assert two.short_reason.startswith("a slowdown of 6.")
     assert "reference of E" not in reason_text(one.entry)

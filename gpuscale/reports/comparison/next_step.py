@@ -254,7 +254,7 @@ class _Adviser:
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
     def _another_session(self, when: str, most: int = 0) -> list[_Step]:
-        """Return steps for another session, of as many runs as the baseline has, at most `most`."""
+        """Return steps for a session judged with these: as many runs, or up to `most` as before."""
         before, after = self.comparison.before, self.comparison.after
         runs = max(after.most_runs or _FEWEST_LONGER, min(before.most_runs or 0, most))
         text, takes = f"measure again {when}, beside these runs", _about(runs * self._run_of_each_s)

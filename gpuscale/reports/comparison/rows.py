@@ -94,7 +94,7 @@ class Row:
     runs: Sequence[Run]
     """All of the row's current runs, valid and failed."""
     slow_rank: tuple[str, str, str] | None
-    """(rank, in which runs it is the slowest, its lag), in words; None if no loss is likely."""
+    """Lagging rank, the runs in which it is slowest, and its lag; None if no loss is likely."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
