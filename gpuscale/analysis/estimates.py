@@ -5,7 +5,6 @@ A difference of logarithms is, if small, a relative change.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,14 +89,18 @@ class Difference:
 
     def p_below_zero(self) -> float | None:
         """Return the p-value of a one-sided test for a true value below 0; None if unknown."""
-        if self.parts is None:
-            return None
-        tail = _tail(abs(self.value), self.parts)
-        return tail if self.value < 0 else 1 - tail
+        return self._p_value(is_opposed=self.value < 0)
 
     def p_above_zero(self) -> float | None:
         """Return the p-value of a one-sided test for a true value above 0; None if unknown."""
-        return (-self).p_below_zero()
+        return self._p_value(is_opposed=self.value > 0)
+
+    def _p_value(self, *, is_opposed: bool) -> float | None:
+        """Return the p-value of a hypothesis that the value contradicts, or else agrees with."""
+        if self.parts is None:
+            return None
+        tail = _tail(abs(self.value), self.parts)
+        return tail if is_opposed else 1 - tail
 
     def detectable_loss(
         self, *, significance: float = SIGNIFICANCE, margin: float = 0.0
@@ -130,7 +133,8 @@ class Difference:
 
 def exponential(exponent: float) -> float:
     """Return e to the power `exponent`, limited so that the result stays positive and finite."""
-    return math.exp(max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT)))
+    is_small = -_LARGEST_EXPONENT < exponent < _LARGEST_EXPONENT
+    return math.exp(exponent if is_small else math.copysign(_LARGEST_EXPONENT, exponent))
 
 
 def log_sample(logs: Sequence[float]) -> Sample:
@@ -142,13 +146,13 @@ def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
     """Return the sample of all values, with the variance pooled *within* groups (allocations)."""
     filled = [group for group in groups if group]
     values = [value for group in filled for value in group]
-    means = [statistics.fmean(group) for group in filled]
+    means = [math.fsum(group) / len(group) for group in filled]
     squares = math.fsum(
         (value - mean) ** 2 for group, mean in zip(filled, means, strict=True) for value in group
     )
     df = len(values) - len(filled)
     return Sample(
-        mean=statistics.fmean(values),
+        mean=math.fsum(values) / len(values),
         variance=squares / df if df else None,
         count=len(values),
         df=df,

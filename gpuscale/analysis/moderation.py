@@ -195,11 +195,12 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     all_df = math.fsum(sample.df for sample in samples)
     priors: list[Term | None] = []
     for sample, variance in zip(samples, variances, strict=True):
-        others = [*deviations]
-        if variance is not None:
-            del others[bisect_left(others, math.sqrt(variance))]
+        count = len(deviations) - (variance is not None)
+        own = len(deviations) if variance is None else bisect_left(deviations, math.sqrt(variance))
+        # The middle of the others, one place further up where the own deviation stands below.
+        middle = (deviations[at + (at >= own)] for at in ((count - 1) // 2, count // 2) if count)
         df = min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df))
-        priors.append(Term(variance=statistics.median(others) ** 2, df=df) if others else None)
+        priors.append(Term(variance=(sum(middle) / 2) ** 2, df=df) if count else None)
     return priors
 
 
@@ -211,9 +212,9 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
     runs cast no doubt on many quiet ones.
     """
     variance = _median_unbiased(other_side)
-    if prior is None or variance is None or other_side.df < own.df:
+    if prior is None or variance is None or other_side.df < own.df or variance <= prior.variance:
         return prior
-    return replace(prior, variance=max(prior.variance, variance))
+    return replace(prior, variance=variance)
 
 
 def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
@@ -228,9 +229,9 @@ def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -
     # The quantile of a chi-squared variable, after Wilson and Hilferty (1931).
     share = 2 / (9 * df)
     root = 1 - share + normal_quantile(excluded) * math.sqrt(share)
-    if root <= 0:
+    if root <= 0 or prior.variance <= (bound := squares / (df * root**3)):
         return prior
-    return replace(prior, variance=min(prior.variance, squares / (df * root**3)))
+    return replace(prior, variance=bound)
 
 
 def _median_unbiased(sample: Sample) -> float | None:
@@ -248,7 +249,7 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     the noise of other rows already raises the variance.
     """
     used = [(sample, share) for sample, share in parts if share]
-    if any(sample.variance is None for sample, _ in used):
+    if any(sample.sample.variance is None and sample.prior is None for sample, _ in used):
         return None
     own = [Term(variance=sample.own_part * share, df=sample.sample.df) for sample, share in used]
     prior = math.fsum(sample.prior_part * share for sample, share in used)

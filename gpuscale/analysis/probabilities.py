@@ -53,18 +53,24 @@ def _t_quantile_of_tail(tail: float, df: float) -> float:
     """Return the value that Student's t exceeds with the probability `tail`, which is below 0.5.
 
     Halley's method finds the log value from the log probability, which is a concave function of it;
-    it starts from the approximation by Wallace (1959).
+    it starts from the approximation by Hill (1970) or, below 2 degrees of freedom, Wallace (1959).
     """
     limit, goal = math.log(_LARGEST_QUANTILE), math.log(tail)
-    exponent = (normal_quantile(tail) * (8 * df + 3) / (8 * df + 1)) ** 2 / df
-    log_size = 0.5 * math.log(df * math.expm1(min(exponent, limit)))
+    normal = -normal_quantile(tail)
+    if df < 2:
+        square = math.expm1(min(limit, (normal * (8 * df + 3) / (8 * df + 1)) ** 2 / df))
+    else:
+        square = _hill_square(tail, normal, df)
+    log_size = 0.5 * math.log(df * min(square, _LARGEST_QUANTILE))
     while True:
         size = math.exp(min(log_size, limit))
         found = _t_tail(size, df)
         if found == 0:
             return size
         scale = math.exp(-_log_beta(df / 2, 0.5)) / math.sqrt(df)
-        slope = size * scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df)) / found
+        density = scale * math.exp(-(df + 1) / 2 * math.log1p(size * size / df))
+        # Where the density underflows, the tail is a power of the size.
+        slope = size * density / found or df
         step = (math.log(found) - goal) / slope
         bend = 1 + slope - (df + 1) / (1 + df / (size * size))
         step /= max(0.5, 1 + 0.5 * step * bend)
@@ -73,6 +79,23 @@ def _t_quantile_of_tail(tail: float, df: float) -> float:
             return _LARGEST_QUANTILE
         if abs(step) < 1e-4:
             return math.exp(log_size)
+
+
+def _hill_square(tail: float, normal: float, df: float) -> float:
+    """Return Hill's approximation (CACM algorithm 396) of a squared quantile of t, over `df`."""
+    a = 1 / (df - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * df
+    y = math.pow(d * 2 * tail, 2 / df)
+    if y <= 0.05 + a:
+        of_tail = 1 / (((df + 6) / (df * y) - 0.089 * d - 0.822) * (df + 2) * 3) + 0.5 / (df + 4)
+        return (of_tail * y - 1) * (df + 1) / (df + 2) + 1 / y
+    x, y = -normal, normal * normal
+    c += 0.3 * (df - 4.5) * (x + 0.6) if df < 5 else 0.0
+    c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+    y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+    return math.expm1(a * y * y)
 
 
 def _t_tail(size: float, df: float) -> float:
@@ -99,9 +122,10 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
         double = 2 * count
         even = count * (b - count) * x / ((a + double - 1) * (a + double))
         odd = -(a + count) * (a + b + count) * x / ((a + double) * (a + double + 1))
-        for numerator in (even, odd):
-            lower, upper = 1 / (1 + numerator * lower), 1 + numerator / upper
-            value *= lower * upper
+        lower, upper = 1 / (1 + even * lower), 1 + even / upper
+        value *= lower * upper
+        lower, upper = 1 / (1 + odd * lower), 1 + odd / upper
+        value *= lower * upper
         if abs(lower * upper - 1) < _EPSILON:
             break
     return value

@@ -45,10 +45,10 @@ class Entry:
         """Logarithms of the step times of the valid runs, by allocation."""
         return {name: tuple(run.log_cost for run in runs) for name, runs in self.runs.items()}
 
-    @property
-    def valid(self) -> list[Run]:
+    @cached_property
+    def valid(self) -> tuple[Run, ...]:
         """The valid runs of all allocations."""
-        return [run for runs in self.runs.values() for run in runs]
+        return tuple(run for runs in self.runs.values() for run in runs)
 
     @property
     def failed(self) -> list[Run]:
@@ -64,6 +64,16 @@ class Entry:
         """Return the logarithm of this entry's throughput divided by the other's throughput."""
         batches = self.key.global_batch / other.key.global_batch
         return other.sample.mean - self.sample.mean + math.log(batches)
+
+    @cached_property
+    def speedup(self) -> Estimate | None:
+        """Speedup over the reference, from valid runs; None if there is no reference."""
+        if self.key.gpus == 1 and self.key.configuration.has_speedup:
+            return Estimate(value=1.0)
+        if (one := self.reference) is None:
+            return None
+        terms = [self.sample.term(), one.sample.term()]
+        return difference(self.log_speedup_over(one), terms).exponential()
 
     @cached_property
     def point(self) -> ScalingPoint:
@@ -121,8 +131,9 @@ def point_keys(runs: Sequence[Run]) -> list[PointKey]:
 
 def _point(entry: Entry) -> ScalingPoint:
     key, valid = entry.key, entry.valid
-    level = level_of(key, geometric_mean(entry.sample)) if valid else Scaling()
-    speedup = _speedup(entry) if valid else None
+    level = Scaling()
+    if valid:
+        level = level_of(key, geometric_mean(entry.sample), entry.speedup)
     epoch = entry.placed[0][1].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
     nodes = {len({rank.host for rank in run.ranks}) for run in valid}
@@ -142,8 +153,8 @@ def _point(entry: Entry) -> ScalingPoint:
         samples_per_s=level.samples_per_s,
         epoch_s=epoch / level.samples_per_s.value if epoch and level.samples_per_s else None,
         samples_per_j=geometric_mean(log_sample(energy_logs)).inverse(1) if energy_logs else None,
-        speedup=speedup,
-        efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
+        speedup=level.speedup,
+        efficiency=level.efficiency,
         gpu_utilization=known_mean(
             summary.values.get("utilization_mean") for run in valid for summary in run.gpu_summaries
         ),
@@ -152,13 +163,16 @@ def _point(entry: Entry) -> ScalingPoint:
     )
 
 
-def level_of(key: PointKey, cost: Estimate) -> Scaling:
+def level_of(key: PointKey, cost: Estimate, speedup: Estimate | None = None) -> Scaling:
     """Convert a cost (less is better) to step time and throughput, or to the metric of `key`."""
-    metric = key.configuration.metric
+    metric, per_s = key.configuration.metric, cost.inverse(key.global_batch)
+    efficiency = None if speedup is None else speedup.scaled(1 / key.gpus)
     if metric is None:
-        return Scaling(step_time_s=cost, samples_per_s=cost.inverse(key.global_batch))
-    value = cost.inverse(key.global_batch) if metric.more_is_better else cost
-    return Scaling(value=value, unit=metric.unit)
+        return Scaling(
+            step_time_s=cost, samples_per_s=per_s, speedup=speedup, efficiency=efficiency
+        )
+    value = per_s if metric.more_is_better else cost
+    return Scaling(value=value, unit=metric.unit, speedup=speedup, efficiency=efficiency)
 
 
 def level_at(key: PointKey, log_cost: float) -> Scaling:
@@ -174,15 +188,6 @@ def geometric_mean(sample: Sample) -> Estimate:
 def throughput_change(before: Sample, after: Sample) -> Estimate:
     """Return the relative change of throughput between two samples of log step times."""
     return difference(before.mean - after.mean, [before.term(), after.term()]).relative_change()
-
-
-def _speedup(entry: Entry) -> Estimate | None:
-    if entry.key.gpus == 1 and entry.key.configuration.has_speedup:
-        return Estimate(value=1.0)
-    if (one := entry.reference) is None:
-        return None
-    terms = [entry.sample.term(), one.sample.term()]
-    return difference(entry.log_speedup_over(one), terms).exponential()
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

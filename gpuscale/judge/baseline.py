@@ -181,7 +181,7 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
             "real ones, measured without --inject"
         )
     return [
-        replace(without_windows(run), allocation=result.allocation_of(run))
+        without_windows(run, allocation=result.allocation_of(run))
         for result in results
         for run in result.runs
         if run.is_valid

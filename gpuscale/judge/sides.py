@@ -52,7 +52,7 @@ class Side:
     @cached_property
     def by_row(self) -> Mapping[EntryKey, Sequence[Entry]]:
         """Entries by table row: case, strategy and number of GPUs."""
-        return by_key((entry.point.key, entry) for entry in self.entries)
+        return by_key((entry.key.row, entry) for entry in self.entries)
 
     @cached_property
     def by_point(self) -> Mapping[PointKey, Entry]:
@@ -80,7 +80,7 @@ class Side:
 
     def origin_of(self, entries: Sequence[Entry]) -> Origin:
         """Return where and when these entries were measured."""
-        counts = [entry.point.valid_runs for entry in entries if entry.logs]
+        counts = [len(entry.valid) for entry in entries if entry.logs]
         valid = [run for entry in entries for run in entry.valid]
         hosts = dict.fromkeys(rank.host for run in valid for rank in run.ranks)
         runs = (pair for entry in entries for pair in entry.runs.items())

@@ -18,7 +18,7 @@ ScalingMode = Literal["weak", "strong"]
 DataKind = Literal["synthetic", "loader", "real"]
 
 
-class Configuration(Record, frozen=True, kw_only=True):
+class Configuration(Record, cache_hash=True, frozen=True, kw_only=True):
     """A training workload and how it was run, apart from the number of GPUs.
 
     Measured results that differ in any field are not comparable. Unrecorded fields are None.

@@ -235,9 +235,11 @@ def with_measured(run: Run) -> Run:
     return msgspec.structs.replace(run, measured=measured)
 
 
-def without_windows(run: Run) -> Run:
-    """Return a copy of the run without windows, for storage in a baseline."""
-    return msgspec.structs.replace(run, steps_per_window=None, windows=(), unsynced_windows=())
+def without_windows(run: Run, *, allocation: str) -> Run:
+    """Return a copy of the run for storage in a baseline: without windows, with its allocation."""
+    return msgspec.structs.replace(
+        run, steps_per_window=None, windows=(), unsynced_windows=(), allocation=allocation
+    )
 
 
 def _validate_training(run: Run) -> None:

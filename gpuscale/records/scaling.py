@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpuscale.records.baseline import PublishedFigure
-from gpuscale.records.configuration import Configuration, RowMixin
+from gpuscale.records.configuration import Configuration, EntryKey, RowMixin
 from gpuscale.records.request import RunRequest
 from gpuscale.records.run import Run
 
@@ -52,6 +52,11 @@ class PointKey(NamedTuple):
     def of(cls, run: Run | RunRequest) -> "PointKey":
         """Return the key of the point that a completed or requested run belongs to."""
         return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
+
+    @property
+    def row(self) -> EntryKey:
+        """Key of the row in tables that the point belongs to."""
+        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def global_batch(self) -> int:

@@ -69,15 +69,25 @@ class Column(Generic[_Row]):
         """Return this column's value for a row; None if unknown."""
         return getattr(row, self.field) if self.value is None else self.value(row)
 
+    def text(self, row: _Row) -> str:
+        """Return the formatted value for a row, without an interval."""
+        value = self.value_in(row)
+        if value is None:
+            return phrases.UNKNOWN
+        return self._form(row)(value.value if isinstance(value, Estimate) else value)
+
     def cell(self, row: _Row) -> Cell:
         """Return the formatted value for a row; an estimate's interval goes on the second line."""
         value = self.value_in(row)
-        form = self.form or partial(phrases.amount_text, unit=getattr(row, "unit", ""))
         if not isinstance(value, Estimate):
-            return Cell(phrases.UNKNOWN if value is None else form(value))
+            return Cell(self.text(row))
         written = phrases.spread_text if self.interval == "±" else phrases.bounds_text
-        interval = phrases.OPEN if phrases.is_uncertain(value) else written(value, form)
-        return Cell(form(value.value), interval)
+        is_open = phrases.is_uncertain(value)
+        interval = phrases.OPEN if is_open else written(value, self._form(row))
+        return Cell(self.text(row), interval)
+
+    def _form(self, row: _Row) -> Callable[[Any], str]:
+        return self.form or partial(phrases.amount_text, unit=getattr(row, "unit", ""))
 
 
 def fields_of(attribute: str, *names: str) -> list[Column[Any]]:

@@ -24,7 +24,7 @@ _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
 _BAR_CELLS, _SHORTEST_BAR = 20, 4
 _REFRESH_S = 0.2
 # Characters that may be two columns wide or zero; gpuscale's own texts contain no such characters.
-_MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
+_MAY_BE_WIDE = re.compile(r"[^\0-\u02ff\u2000-\u2e7f]")
 _LABEL = re.compile(r"\S.*? {2,}")
 _QUOTED = re.compile("'[^']*'")
 _COUNTED = ("[mµ]?s", "min", "J", "[KMGT]iB", "GPUs?", "CPU", "runs?", "nights?", "rows?", "more")

@@ -320,5 +320,5 @@ def made_baseline(
     runs: Mapping[int, Sequence[Made]], *, tolerances: Tolerances | None = None
 ) -> Baseline:
     """A baseline that keeps the evidence of these runs, from one allocation."""
-    made = tuple(replace(without_windows(run), allocation="then") for run in measured(runs).runs)
+    made = tuple(without_windows(run, allocation="then") for run in measured(runs).runs)
     return replace(baseline({}), tolerances=tolerances or Tolerances(), runs=made)

@@ -72,14 +72,11 @@ class Pairing:
 
     def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """Build the row's `EntryVerdict`, with the baseline values that its changes refer to."""
-        entry = self.row.verdict_of(verdict, reason)
         time_s = usual_estimate(self.before.on_n_gpus, self.after.on_n_gpus).exponential()
-        level = level_of(self.row.points[0], time_s)
-        speedup, efficiency = entry.baseline.speedup, entry.baseline.efficiency
+        speedup = None if self.row.before is None else self.row.before.speedup
         if self.batches is not None:
             speedup = usual_estimate(self.before, self.after).exponential().inverse(self.batches)
-            efficiency = speedup.scaled(1 / self.row.key.gpus)
-        return replace(entry, baseline=replace(level, speedup=speedup, efficiency=efficiency))
+        return self.row.verdict_of(verdict, reason, level_of(self.row.points[0], time_s, speedup))
 
 
 def _change(

@@ -81,16 +81,19 @@ class MatchedRow:
         """The published figure that the row is judged against; None if there is none."""
         return None if self.published is None else self.published.figure
 
-    def verdict_of(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
-        """Build the row's `EntryVerdict` from verdict, reason, and the values of both sides."""
+    def verdict_of(
+        self, verdict: Verdict, reason: Statement, baseline: Scaling | None = None
+    ) -> EntryVerdict:
+        """Build the row's `EntryVerdict`; by default, the baseline's values are of all its runs."""
         shown = self.after or self.before
-        before = Scaling() if self.before is None else self.before.point
+        if baseline is None:
+            baseline = Scaling() if self.before is None else self.before.point
         if self.published is not None:
-            before = replace(self.published, step_time_s=None)
+            baseline = replace(self.published, step_time_s=None)
         return EntryVerdict(
             key=self.key,
             verdict=verdict,
-            baseline=before,
+            baseline=baseline,
             current=Scaling() if self.after is None else self.after.point,
             reason=reason,
             configuration=None if shown is None else shown.key.configuration,
@@ -137,7 +140,7 @@ def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[
     for entry in before:
         same = [now for now in after if now.key.configuration == entry.key.configuration]
         found = [(_entry_differences(entry, now), now) for now in same or free]
-        row = _with_nearest(MatchedRow(key=entry.point.key, before=entry), found)
+        row = _with_nearest(MatchedRow(key=entry.key.row, before=entry), found)
         shown.append(row.after)
         yield row
     for now in after:
@@ -152,7 +155,7 @@ def _options(entry: Entry) -> int:
 
 
 def _new_row(after: Entry, before: Sequence[Entry]) -> MatchedRow:
-    row = MatchedRow(key=after.point.key, after=after)
+    row = MatchedRow(key=after.key.row, after=after)
     if nearest := min((_entry_differences(each, after) for each in before), key=len, default=()):
         return row.blocked(Verdict.MISSING, "no_entry_alike", differences=nearest)
     return row.blocked(Verdict.MISSING, "no_entry")

@@ -143,7 +143,7 @@ def _outliers(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement
             "outlying_runs",
             run=entry.runs[night][place].index,
             name=night,
-            row=entry.point.key,
+            row=entry.key.row,
             difference=exponential(apart) - 1,
             other_runs=len(far_runs) - 1,
         )
@@ -175,7 +175,7 @@ def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:
     """Return a note's facts from (entry, log deviation of each outlier); empty without outliers."""
     far = [
-        (abs(apart), apart, name, entry.point.key)
+        (abs(apart), apart, name, entry.key.row)
         for entry, apart_by_name in found
         for name, apart in apart_by_name.items()
     ]

@@ -71,8 +71,14 @@ class SideSample:
 
     def own_estimate(self) -> Difference:
         """Return `value` with its uncertainty, estimated from this side's runs alone."""
-        samples = ([run for runs in each.values.values() for run in runs] for each in self.samples)
-        return difference(self.value, [log_sample(runs).term() for runs in samples])
+        # A sample of one allocation has the variance of all its runs.
+        samples = (
+            each.sample
+            if len(each.values) == 1
+            else log_sample([run for runs in each.values.values() for run in runs])
+            for each in self.samples
+        )
+        return difference(self.value, [sample.term() for sample in samples])
 
     @property
     def allocation_share(self) -> float:

@@ -285,7 +285,10 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         probes = sides.before.probes, sides.after.probes
         return tuple(confirmed(row.informed(cause), *probes) for cause in named)
 
-    entries = tuple(replace(entry, causes=causes_of(entry)) for entry in comparison.entries)
+    entries = tuple(
+        replace(entry, causes=causes) if (causes := causes_of(entry)) else entry
+        for entry in comparison.entries
+    )
     found = [cause for entry in entries for cause in entry.causes]
     symptoms = (each for cause in found for each in cause.evidence)
     uuids = {uuid for cause in found for uuid in cause.device_uuids}

@@ -36,6 +36,7 @@ _MOST_FOUND = 0.5
 _LEAST_LOST = 0.02
 """Smallest loss of an undecided row whose lagging rank is the headline's cause."""
 _NAMED_SUBJECTS = 3
+_USUAL = Tolerances()
 
 
 class Item(NamedTuple):
@@ -124,7 +125,7 @@ def _row(
         moved = Cell(f"{quantity} {value}", f"[{', '.join(ends)}]" if ends else "")
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     numbers = {
-        name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
+        name: Pair(column.text(entry.baseline), column.text(entry.current))
         for name, column in columns.items()
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
@@ -181,7 +182,7 @@ def _short_reason(entry: EntryVerdict) -> str:
 def _allowed(reason: Statement) -> str:
     """Say how large a loss `ok` allows according to its reason; "" if no more than by default."""
     allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
-    if allowed <= Tolerances().ok_bound:
+    if allowed <= _USUAL.ok_bound:
         return ""
     return f"ok allows a loss of {format_percent(allowed)} here, by the baseline's tolerances"
 

@@ -194,7 +194,7 @@ def _plain(text: str) -> str:
 
 
 # Characters that XML 1.0 cannot hold, not even as a reference.
-_NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_CHARACTER = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def junit(view: View) -> str:
