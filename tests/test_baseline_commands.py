@@ -208,7 +208,7 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
     shell.write("noisy", noisy)
     ((most, fewest, asked),) = re.findall(
-        r"make (\d+) runs a row \((\d+) may do\), .* "
+        r"make (\d+) runs a row \(about \d+ min; (\d+) may do\), .* "
         r"run pytest … --runs (\d+) --resume noisy.jsonl",
         " ".join(shell(*command[:-1], "c.json").stderr.split()),
     )

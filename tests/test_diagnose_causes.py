@@ -316,7 +316,7 @@ def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over
 def test_computing_that_hides_communication_says_how_much_that_gave_back() -> None:
     (cause,) = lost_parts(row(step(communication_s=0.5, computing_s=9.0)), ())
     line = whole_line(cause, "cuda")
-    assert line.startswith("computing (backward) +1.5 s (100 % of what got longer): ")
+    assert line.startswith("computing (backward) +1.5 s (100 % of the 1.5 s that got longer): ")
     assert "takes 9.00 s a step (baseline: 7.00 s), 500 ms of it taken back by shorter" in line
 
 

@@ -23,7 +23,7 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import MORE, measuring
+from gpuscale.reports.comparison.next_step import MORE, about, measuring
 from gpuscale.reports.phrases import FOUND, busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
@@ -99,7 +99,11 @@ def _to_strengthen(
     # often underestimate.
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
-    how, options = f"make {more} runs a row ({fewest} may do)", f"--runs {more} --resume {file}"
+    takes = about((more / most - 1) * sum(run.wall_s or 0.0 for run in baseline.runs))
+    how, options = (
+        f"make {more} runs a row ({takes}; {fewest} may do)",
+        f"--runs {more} --resume {file}",
+    )
     files = again = joined(visible(f"{path}") for path in arguments.results)
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.

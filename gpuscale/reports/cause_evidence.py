@@ -29,8 +29,8 @@ _Kind = TypeVar("_Kind")
 _NAMED_PORTS = 3
 NAMED_SKEW = 0.02
 """Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
-UNLIKELY_CHANCE, _PROBABLE_CHANCE = 0.05, 0.3
-"""Probabilities of such a lag by chance from which on they are stated, and the lag is doubted."""
+_UNLIKELY_CHANCE = 0.05
+"""Largest probability of a lag by chance with which the lagging rank is named."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
 """Codes of causes whose headline contains the evidence if there is only one piece of it."""
 _COUNTERS = {
@@ -156,36 +156,32 @@ def device_text(uuid: str, host: str | None = None) -> str:
     return name if host is None else f"{name} on {host}"
 
 
-def slow_rank(runs: Iterable[Run], most_chance: float = 1.0) -> tuple[str, str, str] | None:
-    """Return (rank, in which runs it is the slowest, its lag) in words; no rank if they take turns.
+def slow_rank(runs: Iterable[Run]) -> tuple[str, str, str] | None:
+    """Return (rank, in which runs it is the slowest, its lag) in words; None if it may be chance.
 
-    None if the lag is small, or the probability of such a lag by chance is above `most_chance`.
+    None also if no rank lags by `NAMED_SKEW`.
     """
-    if not (steps := steps_of(runs)) or len(steps[0].ranks) == 1:
+    steps = steps_of(runs)
+    if len(steps) < 2 or len(steps[0].ranks) == 1:
         return None
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]
     of, k, share = len(steps), len(behind), len(found.ranks) / len(steps[0].ranks)
     if not behind:
-        in_turn = "", "the slowest rank differs from run to run, as by chance", ""
-        return None if most_chance < 1 else in_turn
+        return None
     lags = [step.skew_s / step.median.pace_s for step in behind]
     # Probability that, of equal ranks, some would lag by so much or, of two runs, in both.
-    chance = 0.0 if of == 1 else share if k == of else 1.0
+    chance = share if k == of else 1.0
     if of > 2:
         leads = [_log_lead_over_others(step, found.ranks) for step in steps]
         error = max(statistics.stdev(leads), 0.001) / math.sqrt(of)
         chance = t_probability(statistics.fmean(leads) / error, of - 1) / share
-    if statistics.median(lags) < NAMED_SKEW or chance > most_chance:
+    if statistics.median(lags) < NAMED_SKEW or chance > _UNLIKELY_CHANCE:
         return None
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
-    where = f" in {k} of {of} runs" if of > 1 else ""
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
-    doubt = f"; equal ranks would lag so far on average 1 time in {round(1 / (chance or 1))}"
-    if not UNLIKELY_CHANCE < chance <= _PROBABLE_CHANCE:
-        doubt = ", which may be chance" if chance > _PROBABLE_CHANCE else ""
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
-    return who, f"the slowest{where}", f", {by} behind {other}{doubt}"
+    return who, f"the slowest in {k} of {of} runs", f", {by} behind {other}"
 
 
 def _log_lead_over_others(step: Step, ranks: Sequence[int]) -> float:

@@ -43,7 +43,11 @@ def share_text(*alike: Cause) -> str:
     is_large = gained_s[-1] >= _LEAST_GAINED * max(cause.lost_s or 0.0 for cause in alike)
     others = phrases.format_range([f"−{duration(each, 2)}" for each in gained_s])
     others = f"; other parts {others}" if is_large else ""
-    return f" ({phrases.format_range([*map(whole_percent, shares)])} of what got longer{others})"
+    longer, (cause, *more) = "what", alike
+    if not more and cause.share and cause.lost_s:
+        longer = f"the {duration(cause.lost_s / cause.share, 2)} that"
+    share = phrases.format_range([*map(whole_percent, shares)])
+    return f" ({share} of {longer} got longer{others})"
 
 
 def scope(cause: Cause, device: str) -> str:
@@ -136,7 +140,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         runs = f" {runs}" if cause.is_own_lag else f"; slow: {who}, {runs}"
     return f"{name} {slow} {added}", (
         f"{who if cause.is_own_lag else 'the slowest rank'} lags {duration(cause.after_s)} a step "
-        f"behind the median rank{how} {_baseline(cause)}, and the others wait{runs}"
+        f"behind the rest{how} {_baseline(cause)}, and the others wait{runs}"
     )
 
 

@@ -42,7 +42,7 @@ _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got 
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
-_BASELINE_DIFFERS = "since those of the baseline{on_1} deviate by {deviation}{tonight}"
+_BASELINE_DIFFERS = "since the earlier runs{on_1} deviate by {deviation}{tonight}"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -285,8 +285,8 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "it is unknown how much sessions differ{up_to}; to be sure, measure both sides in turn, in "
-        "further sessions",
+        "it is unknown how much sessions differ{up_to}; to be sure, measure both sides once more, "
+        "in turn",
         caution="",
     ),
     "assumed_spread": Words(
@@ -409,7 +409,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "sessions": lambda count: counted(count, "session"),
-    "up_to": lambda deviation: f" (the loss holds unless by over {rough_percent(deviation)})",
+    "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
 """Functions that format facts, keyed by fact name; a list without one is joined by commas."""

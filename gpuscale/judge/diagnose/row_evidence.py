@@ -169,7 +169,7 @@ def points_of(
         runs, runs_after = then.valid, now.valid if now else []
         after = steps_of(runs_after)
         before = without_turns(steps_of(runs), after)
-        deviation = tolerances.limits(then.point.key, THROUGHPUT).allocation_deviation
+        deviation = tolerances.limits(then.key.row, THROUGHPUT).allocation_deviation
         found.setdefault(key.configuration, {})[key.gpus] = PointEvidence(
             key=key,
             before=before,

@@ -16,9 +16,9 @@ from gpuscale.reports.comparison.rows import (
     Row,
     cause_group_key,
     device_of,
-    has_lost,
     is_established,
     rows_of,
+    severity,
     sharing,
     subject_of,
 )
@@ -81,7 +81,7 @@ class View:
 def view_of(comparison: Comparison, measured: Side) -> View:
     """Create the view of a comparison for all report formats; `measured` has the current runs."""
     rows = rows_of(comparison.entries, measured)
-    ranked = tuple(sorted(rows, key=lambda r: (r.entry.verdict.weight, not has_lost(r.entry))))
+    ranked = tuple(sorted(rows, key=severity))
     device = device_of(comparison.entries)
     said = {statement_text(note, device): is_headlined(note) for note in comparison.notes}
     headline = headline_of(comparison, ranked)

@@ -43,12 +43,10 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     cautions = [note for note in comparison.notes if WORDS[note.code].caution is not None]
     # `WORDS` lists the most serious cautions first.
     cautions.sort(key=lambda note: [*WORDS].index(note.code))
-    few = [note.facts["sessions"] for note in comparison.notes if note.code == "few_sessions"]
-    basis = f", compared with only {phrases.counted(few[0], 'session')}" if few else ""
     found = changes_of(comparison, comparison.entries)
     changes = (when + ", ".join(map(environment_text, each)) for when, each in found)
     lines = (
-        _verdict_line(rows, basis),
+        _verdict_line(rows),
         ("beware", "; ".join(statement_text(note, device) for note in cautions)),
         ("cause", _first_cause(rows)),
         ("changed", "; ".join(dict.fromkeys(changes))),
@@ -65,17 +63,17 @@ def is_headlined(note: Statement) -> bool:
     return is_change or WORDS[note.code].caution is not None
 
 
-def _verdict_line(rows: Sequence[Row], basis: str) -> tuple[str, str]:
-    """Return the first line's label and text; `since` is a caveat to add to a pass or a loss."""
+def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the first line's label and text."""
     verdicts = [row.entry.verdict for row in rows]
     of_all = f"of {phrases.counted(len(rows), 'row')}"
     verdict = phrases.worst_first(verdicts)[0]
     if verdict.is_pass:
         word, what = _passes(rows)
-        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}{basis}"
+        return word, f"{len(rows)} {of_all}{' pass' if len({*verdicts}) > 1 else ''}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
     others = [each for each in verdicts if each is not verdict]
-    what = "; ".join(_losses(chosen)) + basis if verdict.is_loss else _doubt(verdict, chosen)
+    what = "; ".join(_losses(chosen)) if verdict.is_loss else _doubt(verdict, chosen)
     parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", phrases.counted_verdicts(others)]
     return phrases.verdict_word(verdict), "; ".join(filter(None, parts))
 

@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from gpuscale.analysis.steadiness import longer_run_s
@@ -99,13 +98,9 @@ class _Adviser:
     rows: Sequence[Row]
     measured: Side
 
-    @cached_property
-    def _worst(self) -> Row:
-        return min(self.rows, key=_rank)
-
     def steps(self) -> list[_Step]:
         """Return the steps suggested by notes, first cause and rows; empty if none is suggested."""
-        comparison, worst = self.comparison, self._worst
+        comparison, worst = self.comparison, self.rows[0]
         weight = self.rows[0].entry.verdict.weight
         shared = sharing(self.rows)
         step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
@@ -159,7 +154,7 @@ class _Adviser:
 
     def _for_open_rows(self) -> list[_Step]:
         """Return the next steps for undecided rows (neither loss nor pass)."""
-        comparison, rows, worst = self.comparison, self.rows, self._worst
+        comparison, rows, worst = self.comparison, self.rows, self.rows[0]
         if any(note.code == "same_allocation" for note in comparison.notes):
             return _either(self._measure("measure again into a new file, and compare that"))
         may_do = _largest_fact(worst, "perhaps")
@@ -201,7 +196,7 @@ class _Adviser:
 
     @property
     def _program(self) -> str:
-        configuration = self._worst.entry.configuration
+        configuration = self.rows[0].entry.configuration
         return "gpuscale run" if configuration and configuration.command else "pytest"
 
     def _measure(
@@ -218,20 +213,20 @@ class _Adviser:
         """Return steps to measure both sides again (`how`, `wall_s` each) and compare them."""
         files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
         earlier, later = (f"{options} --results {file}" for file in files)
-        takes = f"{_about(wall_s)} a side" if wall_s else ""
+        takes = f"{about(wall_s)} a side" if wall_s else ""
         text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
         last = _Step("then", *self._measure("measure the later", later))
         compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
         return [*_either(self._measure(text, earlier, takes)), last, compared]
 
-    def _more_now(self, more: int, in_all: int, of_rows: str, then: int = 0) -> _Command:
-        """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark, `then` runs follow."""
+    def _more_now(self, more: int, in_all: int, of_rows: str) -> _Command:
+        """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark."""
         files = self.comparison.after.files
         options, given = f"--runs {more}", ", and give that file too"
         if len(files) == 1:
             options, given = f"--runs {in_all} --resume {shlex.quote(files[0])}", ""
-        wall_s = (more + then) * self._run_of_each_s
-        takes = f"{_about(wall_s)}{' in all' if then else ''}" if wall_s > 60 else ""
+        wall_s = more * self._run_of_each_s
+        takes = about(wall_s) if wall_s > 60 else ""
         runs = phrases.counted(more, "more run")
         return self._measure(f"make about {runs}{of_rows}{given}", options, takes)
 
@@ -242,14 +237,14 @@ class _Adviser:
 
     def _longer(self) -> list[_Step]:
         """Return advice on longer runs or, if they would hardly help, on other remedies."""
-        used = self._worst.entry.configuration
+        used = self.rows[0].entry.configuration
         alike = [row for row in self.rows if row.entry.configuration == used]
         if seconds := min(longer_run_s(row.runs) for row in alike):
             runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
             options = f"--run-seconds {seconds} --runs {runs}"
             both = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
             return [*both, _Step("or", _LEAVE)]
-        if self._worst.entry.device == "cpu" and self.comparison.baseline_kind != "nights":
+        if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
             return self._another_session("at a quieter time", _MOST_AGAIN)
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
@@ -257,11 +252,12 @@ class _Adviser:
         """Return steps for a session judged with these: as many runs, or up to `most` as before."""
         before, after = self.comparison.before, self.comparison.after
         runs = max(after.most_runs or _FEWEST_LONGER, min(before.most_runs or 0, most))
-        text, takes = f"measure again {when}, beside these runs", _about(runs * self._run_of_each_s)
-        files = shlex.join(f for f in (*before.files, *after.files) if not f.startswith("again-"))
-        then = _Step("then", "compare all of them", f"{_COMPARE} {files} again-*.jsonl")
-        # Files named `more` may be the baseline's.
-        again = self._measure(text, f"--runs {runs} {MORE.replace('more', 'again')}", takes)
+        text, takes = f"measure again {when}, beside these runs", about(runs * self._run_of_each_s)
+        first, *_ = after.files or ("results.jsonl",)
+        file = shlex.quote(f"{first.removesuffix('.jsonl')}-{len(after.files) + 1}.jsonl")
+        files = shlex.join((*before.files, *after.files))
+        then = _Step("then", "compare all of them", f"{_COMPARE} {files} {file}")
+        again = self._measure(text, f"--runs {runs} --results {file}", takes)
         return [*_either(again), then, _Step("or", _LEAVE)]
 
     def _how_to_find_change(self) -> str | _Command:
@@ -275,7 +271,7 @@ class _Adviser:
             found = {each.name for _, of_one in pairs for each in of_one}
             which = "the change" if len(found) == 1 else "the likeliest of the changes"
             return self._measure(f"measure again with {which} undone") if found else ""
-        files, entry = shlex.join(file for side in sides for file in side), self._worst.entry
+        files, entry = shlex.join(file for side in sides for file in side), self.rows[0].entry
         command = entry.configuration and entry.configuration.command
         measured = f"-- {command}" if command else "FILE.py"
         return "find the package", f"gpuscale bisect {files} --gpus {entry.key.gpus} {measured}"
@@ -292,46 +288,37 @@ class _Adviser:
             return _either(f"if {named} was no usual night: gpuscale leave-out FOLDER --because …")
         # Runs that may be slower, or of something else, would hide a loss in the baseline.
         is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
-        codes = {part.code for part in parts_of(self._worst.entry.reason)}
+        codes = {part.code for part in parts_of(self.rows[0].entry.reason)}
         if kind != "nights" and "both_sides_differ" in codes:
             return self._longer()
         in_all = max(_largest_fact(row, "of_both") for row in rows)
-        made = max(row.valid_runs for row in rows)
+        wall_s = in_all * self._run_of_each_s
         if kind == "results":
-            wall_s = in_all * self._run_of_each_s
             in_turn = self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
             return in_turn if in_all else _either(_IN_SESSIONS)
-        steps = _either("compare again after more nights")
-        lacking = in_all - (comparison.before.fewest_runs or 0)
-        # These runs are added to the baseline, or compared with it again.
-        more, then = (lacking - made, in_all) if kind == "baseline" else (in_all - made, lacking)
-        if kind == "baseline" and (self.measured.injections or is_changed):
-            options = f"--runs {lacking} {MORE}" if lacking > 0 else MORE
-            text = "measure the machine as it was, before it changed"
-            steps = _either(self._measure(text, options, dropped=("--inject",)))
-            steps.append(_Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl"))
-            steps.append(_Step("then", "compare again", f"{_COMPARE} {before} {after}"))
-            more, then = in_all - made, lacking
-        elif kind == "baseline":
+        if kind != "baseline":
+            return _either("compare again after more nights")
+        runs = f"--runs {in_all}" if in_all else ""
+        if not (self.measured.injections or is_changed):
             text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
-            again = self._measure(text, f"--runs {in_all}" if in_all else "")
-            steps = _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
-        if more <= 0:
+            again = self._measure(text, runs, about(wall_s) if in_all else "")
+            return _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
+        text = "measure the machine as it was, before it changed"
+        lacking = in_all - (comparison.before.fewest_runs or 0)
+        options = f"--runs {lacking} {MORE}" if lacking > 0 else MORE
+        steps = _either(self._measure(text, options, dropped=("--inject",)))
+        steps.append(_Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl"))
+        steps.append(_Step("then", "compare again", f"{_COMPARE} {before} {after}"))
+        made = max(row.valid_runs for row in rows)
+        if in_all <= made:
             return steps
         some = self._some([row for row in rows if _largest_fact(row, "of_both")])
         of_rows = f" first{'' if some == 'it' else f', for {some}'}"
-        return _first(self._more_now(more, made + more, of_rows, then), steps)
+        return _first(self._more_now(in_all - made, in_all, of_rows), steps)
 
 
 def _is_single(row: Row) -> bool:
     return any(part.code == "single_run" for part in parts_of(row.entry.reason))
-
-
-def _rank(row: Row) -> tuple[int, bool, float]:
-    """Return a sort key: worst verdict first; among inconclusive rows, largest loss first."""
-    is_open = row.entry.verdict is Verdict.INCONCLUSIVE
-    change = row.change.value if is_open and row.change else 0.0
-    return row.entry.verdict.weight, is_open, change
 
 
 def _soon(row: Row) -> int:
@@ -351,7 +338,7 @@ def _is_slower(row: Row) -> bool:
     return row.change is not None and (row.change.high or 0.0) < 0
 
 
-def _about(seconds: float) -> str:
+def about(seconds: float) -> str:
     """Format an approximate duration: `about 12 min`, `about 3 h`."""
     minutes = math.ceil(seconds / 60)
     short = f"{minutes} min" if seconds > 100 else f"{math.ceil(seconds / 10) * 10} s"

@@ -26,7 +26,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import UNLIKELY_CHANCE, evidence, slow_rank
+from gpuscale.reports.cause_evidence import evidence, slow_rank
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text
@@ -130,7 +130,7 @@ def _row(
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
     is_named = any(cause.ranks for cause in entry.causes)
-    slow = slow_rank(runs, UNLIKELY_CHANCE) if has_lost(entry) and not is_named else None
+    slow = slow_rank(runs) if has_lost(entry) and not is_named else None
     seen = ": ".join(slow[:2]) + slow[2] if slow else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
@@ -281,6 +281,13 @@ def has_lost(entry: EntryVerdict) -> bool:
     """True if a row has a loss to explain: it is a loss, or no pass and lost at least 2 %."""
     seems_worse = entry.change is not None and entry.change.value <= -_LEAST_LOST
     return entry.verdict.is_loss or (seems_worse and not entry.verdict.is_pass)
+
+
+def severity(row: Row) -> tuple[int, bool, float]:
+    """Return a sort key: worst verdict first; among inconclusive rows, likely losses by size."""
+    entry, is_open = row.entry, row.entry.verdict is Verdict.INCONCLUSIVE
+    lost = entry.change.value if is_open and entry.change and has_lost(entry) else 0.0
+    return entry.verdict.weight, is_open, lost
 
 
 def is_established(row: Row) -> bool:
