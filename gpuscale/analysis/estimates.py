@@ -6,8 +6,9 @@ A difference of logarithms is, if small, a relative change.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from gpuscale.analysis.probabilities import t_probability, t_quantile
 from gpuscale.records import Estimate
@@ -26,16 +27,14 @@ _MOST_STEPS = 60
 _EXACT = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class Term(msgspec.Struct, frozen=True, kw_only=True):
     """One independent contribution to a variance; `df`, its degrees of freedom, may be infinite."""
 
     variance: float
     df: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Mean and variance of the logarithms of `count` measured values."""
 
     mean: float
@@ -52,8 +51,7 @@ class Sample:
         return Term(variance=self.variance * (1 / self.count), df=self.df)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """An estimated difference on the log scale, normally distributed about the true difference."""
 
     value: float

@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+import msgspec
 
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.nights import (
@@ -38,8 +39,7 @@ from gpuscale.records import EnvironmentChange, Estimate, PointKey, Results, Sca
 from gpuscale.records.configuration import ALL_ROWS, Choice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChange:
+class RowChange(msgspec.Struct, frozen=True, kw_only=True):
     """A lasting change in the step time of a row."""
 
     point: PointKey
@@ -58,8 +58,7 @@ class RowChange:
         return self.throughput.value < 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostLevel:
+class LostLevel(msgspec.Struct, frozen=True, kw_only=True):
     """A lasting slowdown of a row; successive ones in the same environment are combined."""
 
     kind: Kind
@@ -75,8 +74,7 @@ class LostLevel:
     """Relative change from `before` to the present level; no interval if a drift is involved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowHistory:
+class RowHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The history of one row over the nights on which it was measured."""
 
     point: PointKey
@@ -115,8 +113,7 @@ class RowHistory:
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEvent:
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that all became faster or all slower on one night, and any environment changes."""
 
     night: int
@@ -125,8 +122,7 @@ class HistoryEvent:
     """Environment changes since the previous night; empty for a drift, which starts gradually."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
+class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The nights of one machine, in chronological order, and the changes of its rows over time."""
 
     machine: str

@@ -4,8 +4,10 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Sample, Term, grouped_log_sample, log_sample, welch_term
 from gpuscale.analysis.outliers import usual_values
@@ -30,8 +32,7 @@ _SMALLEST_SPREAD = 1e-8
 """Smallest variance assumed for a row; no measurement is more precise than 0.01%."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moderated:
+class Moderated(msgspec.Struct, frozen=True, kw_only=True):
     """A sample whose variance is shrunk towards a prior, because a few runs estimate it poorly.
 
     The variance becomes (d0·s0² + df·s²) / (d0 + df); s0² and d0 are the prior's variance and df.
@@ -62,8 +63,7 @@ class Moderated:
         return self.own_part + self.prior_part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSample(Moderated):
+class RunSample(Moderated, frozen=True, kw_only=True):
     """Judged values, such as step times, of one row in the baseline or the current results."""
 
     values: Mapping[str, tuple[float, ...]]

@@ -3,8 +3,9 @@
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from gpuscale.analysis.shifts_and_drifts import REMEMBERED
 from gpuscale.base.errors import UsageError
@@ -16,8 +17,7 @@ from gpuscale.records.environment_diff import environment_changes, new_values
 from gpuscale.records.run import nodes_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
+class Night(msgspec.Struct, frozen=True, kw_only=True):
     """One night: the runs executed in one allocation, and the mean step time of each row."""
 
     allocation: str

@@ -8,7 +8,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Term, difference
 from gpuscale.analysis.nights import Night
@@ -28,8 +30,7 @@ _MEAN, _MEAN_DEVIATIONS = 0.015, 4.5
 """Minimum mean slowdown of the slow nights: as a fraction, and in standard errors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEffect:
+class NodeEffect(msgspec.Struct, frozen=True, kw_only=True):
     """Relative speed of a node: nights with it compared with neighbouring nights without it."""
 
     node: str

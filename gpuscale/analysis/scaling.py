@@ -3,8 +3,9 @@
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+import msgspec
 
 from gpuscale.analysis.estimates import Sample, difference, exponential, log_sample
 from gpuscale.base.grouping import by_key
@@ -25,8 +26,7 @@ from gpuscale.records import (
 UNIT_ERROR_EFFICIENCY = 1.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The runs of one configuration on one number of GPUs, and the scaling point they yield."""
 
     key: PointKey

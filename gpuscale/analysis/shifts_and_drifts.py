@@ -10,8 +10,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Sample, log_sample
 from gpuscale.analysis.outliers import are_few, odd_one, usual_values
@@ -53,8 +55,7 @@ _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
 """Median absolute difference between successive values of normal noise, in standard deviations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelChange:
+class LevelChange(msgspec.Struct, frozen=True, kw_only=True):
     """A lasting change in the level of a series of nightly values."""
 
     kind: Kind

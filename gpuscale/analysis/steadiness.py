@@ -10,8 +10,9 @@ are called unsteady (docs/evidence/rates.md has the rates, tests/test_steadiness
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gpuscale.records import Run
 
@@ -48,8 +49,7 @@ _FROM_START = 4.0
 """Runs differ from start to start if their variance is this many times what windows explain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class _Shape(msgspec.Struct, frozen=True, kw_only=True):
     kind: _Kind
     change: float
     """Change of the logarithm from the first window, or level, to the last."""

@@ -9,9 +9,10 @@ steps with and without synchronisation, because slow ranks make the others wait 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from gpuscale.analysis.scaling import Entry, grouped, known_mean
 from gpuscale.base.strategies import is_pipeline
@@ -54,8 +55,7 @@ class Rank(NamedTuple):
         return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """An average step of one run, divided into parts that add up to the step time."""
 
     time_s: float
@@ -122,8 +122,7 @@ PHASES = ("data", "h2d", "forward", "backward", "communication", "optimizer", "w
 """Names of the phases of a typical step; a pipeline has `wait`, all others the rest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypicalStep:
+class TypicalStep(msgspec.Struct, frozen=True, kw_only=True):
     """The average step of one scaling point, divided into phases."""
 
     time_s: float
@@ -168,8 +167,7 @@ def _phases_s(step: Step) -> Mapping[str, float | None]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EfficiencyBudget:
+class EfficiencyBudget(msgspec.Struct, frozen=True, kw_only=True):
     """The efficiency that a configuration loses on n GPUs, divided into parts (fractions of T(n)).
 
     T(n) is the measured step time, and E(n) the ideal step time divided by T(n). The parts and the

@@ -3,9 +3,10 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.base.text import counted, no_such, visible

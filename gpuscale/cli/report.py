@@ -1,8 +1,9 @@
 """`gpuscale report`: write an HTML file with results, verdict and evidence."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuscale.analysis.history import history_of
 from gpuscale.base.errors import ExitCode, UsageError, require_packages

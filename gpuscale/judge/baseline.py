@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuscale.analysis.nights import left_out_of
@@ -31,8 +31,7 @@ _IN_HISTORY = (
 """Fields of a run that are kept in a baseline's history: all except the evidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryId(RowMixin):
+class EntryId(RowMixin, msgspec.Struct, frozen=True):
     """Identity of a baseline entry: the configuration and GPU count that its runs share."""
 
     configuration: Configuration
@@ -76,8 +75,7 @@ def baseline_from_results(
     return _with_runs(Baseline(name=name, cluster=cluster, hardware=hardware), taken, results)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A proposed change to one baseline entry: replace its runs, add runs, or create the entry."""
 
     label: str

@@ -3,11 +3,12 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
+import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from gpuscale.analysis.outliers import far_apart, outlying_allocations
 from gpuscale.analysis.scaling import Entry, grouped, published_points
@@ -33,8 +34,7 @@ _UNKNOWN_HOST = "unknown host"
 """Cluster name in a baseline whose host is unknown; reports omit this name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
+class Side(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All runs of one side of a comparison (baseline or results), grouped into entries."""
 
     entries: Sequence[Entry]
@@ -109,8 +109,7 @@ class Side:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sides:
+class Sides(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A baseline and the results that are compared with it."""
 
     baseline: Baseline

@@ -7,10 +7,10 @@ the whole session errs as rarely as one comparison. Later runs must confirm a su
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.analysis.probabilities import nominal_error
@@ -37,8 +37,7 @@ from gpuscale.records.configuration import Choice
 from gpuscale.records.verdict import BaselineKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequentialPlan:
+class SequentialPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum and maximum number of runs per row of a session, as in `--runs 3:8`."""
 
     fewest_runs: int
@@ -69,8 +68,7 @@ class RowStatus(StrEnum):
     """All planned runs were executed, and the verdict is still open."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowProgress:
+class RowProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A row's verdict so far, and whether the row needs more runs."""
 
     entry: EntryVerdict
@@ -82,8 +80,7 @@ class RowProgress:
     """Number of runs at the first analysis that suspected a loss; None if no analysis has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionVerdict:
+class SessionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on a session, based on its runs so far."""
 
     entries: tuple[RowProgress, ...]
@@ -94,8 +91,7 @@ class SessionVerdict:
     """Rows that need more runs, and the rows on 1 GPU that their speedups are relative to."""
 
 
-@dataclass(slots=True, kw_only=True)
-class DecidedVerdict:
+class DecidedVerdict(msgspec.Struct, kw_only=True):
     """Stopping rule that ends a session once its verdict against a baseline is decided.
 
     Every judgement repeats all analyses from the start. Analysis k uses the first k valid runs of

@@ -5,11 +5,11 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale import __version__
 from gpuscale.base.errors import ExitCode

@@ -1,9 +1,9 @@
 """The configuration of a training workload, whose fields must agree in comparable results."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from gpuscale.base.errors import UsageError
@@ -88,8 +88,7 @@ class EntryKey(NamedTuple):
         return cases is None or self.case in cases or self.name in cases
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Selection of table rows by case and number of GPUs; None selects every case or number."""
 
     cases: Collection[str] | None = None

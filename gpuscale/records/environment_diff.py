@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+
+import msgspec
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import JOB_VARIABLES
@@ -18,8 +19,7 @@ _OfNodes = Sequence[tuple[str, Mapping[str, str]]]
 _MOST_NAMED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentField:
+class EnvironmentField(msgspec.Struct, frozen=True):
     """A property of an environment that can be compared."""
 
     name: str

@@ -6,14 +6,12 @@ their maximum; `hw_counters` come from the mlx5 driver, Slingshot's counters fro
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class CounterQuantity:
+class CounterQuantity(msgspec.Struct, frozen=True):
     """Unit and inclusive bounds of a counter's values, and whether they are whole numbers."""
 
     what: str
@@ -33,8 +31,7 @@ COUNT = CounterQuantity("a whole number", "", 0, 1e9, whole=True)
 ERRORS = CounterQuantity("a whole number", "", 0, 2**64, whole=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """A call that reads a counter through the Python bindings of NVML or AMD SMI."""
 
     call: str
@@ -49,8 +46,7 @@ class Query:
     """Number by which the driver's value is divided to convert it to gpuscale's unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A GPU counter: how it is read, summarised over a run, and shown."""
 
     name: str
@@ -239,8 +235,7 @@ MOST_GROWTH = 2**60
 """Largest plausible growth of a counter in a run; larger growth is treated as unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class PortCounter:
+class PortCounter(msgspec.Struct, frozen=True):
     """A counter of errors, waits or other events that cost time at a network port."""
 
     kind: PortKind

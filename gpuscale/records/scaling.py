@@ -1,8 +1,9 @@
 """Estimates with 95% confidence intervals, and points of scaling curves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.records.configuration import Configuration, EntryKey, RowMixin
@@ -10,8 +11,7 @@ from gpuscale.records.request import RunRequest
 from gpuscale.records.run import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """A value and its two-sided 95% interval; the bounds are None if the data give no interval."""
 
     value: float
@@ -67,8 +67,7 @@ class PointKey(NamedTuple):
         return self.gpus * self.batch_per_gpu
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Estimates of speed and scaling that a `ScalingPoint` inherits; unknown ones are None."""
 
     value: Estimate | None = None
@@ -82,8 +81,7 @@ class Scaling:
     efficiency: Estimate | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingPoint(RowMixin, Scaling):
+class ScalingPoint(RowMixin, Scaling, frozen=True, kw_only=True):
     """A measured or published point of a scaling curve; a field is None if unknown."""
 
     kind: Literal["measured", "published"] = "measured"

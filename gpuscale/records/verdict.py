@@ -1,9 +1,11 @@
 """The result of a comparison, as codes and numbers that every report format renders."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypedDict, Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.text import visible
@@ -117,8 +119,7 @@ class Facts(TypedDict, total=False):
     why: "Statement"
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(msgspec.Struct, frozen=True):
     """A reason or note: a code and the facts from which `reports.reason_words` makes its text."""
 
     code: str
@@ -163,8 +164,7 @@ class Verdict(StrEnum):
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricVerdict:
+class MetricVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one metric of one row."""
 
     metric: MetricSpec
@@ -177,8 +177,7 @@ class MetricVerdict:
     """Upper bound of the loss, relative like `change`; None if the spread of runs is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryVerdict:
+class EntryVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one row: a case, a strategy and a number of GPUs."""
 
     key: EntryKey
@@ -214,8 +213,7 @@ class EntryVerdict:
         return self.key.label_on(self.device)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Files, hosts, jobs, times and software of one side of a comparison; None or () if unknown."""
 
     files: tuple[str, ...] = ()
@@ -236,8 +234,7 @@ class Origin:
 BaselineKind = Literal["baseline", "results", "nights"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The verdicts on all rows of a comparison, and the exit code that follows from them."""
 
     cluster: str

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, GpuscaleError
@@ -36,8 +36,7 @@ _CODES = {
 _THIS_HOST = "the host of the sweep, whose clock is used; synchronise them (chronyc tracking)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepView:
+class SweepView(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the report formats show about a sweep over a cluster's nodes."""
 
     record: SweepRecord

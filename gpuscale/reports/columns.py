@@ -3,11 +3,12 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from gpuscale.analysis.outliers import odd_run
 from gpuscale.analysis.scaling import level_at
@@ -51,8 +52,7 @@ class Cell(NamedTuple):
         return f"{self.text} {self.below}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[_Row]):
+class Column(msgspec.Struct, Generic[_Row], frozen=True):
     """A table column: `field` is its name in CSV and JSON, `header` its title in tables."""
 
     field: str
@@ -69,25 +69,15 @@ class Column(Generic[_Row]):
         """Return this column's value for a row; None if unknown."""
         return getattr(row, self.field) if self.value is None else self.value(row)
 
-    def text(self, row: _Row) -> str:
-        """Return the formatted value for a row, without an interval."""
-        value = self.value_in(row)
-        if value is None:
-            return phrases.UNKNOWN
-        return self._form(row)(value.value if isinstance(value, Estimate) else value)
-
     def cell(self, row: _Row) -> Cell:
         """Return the formatted value for a row; an estimate's interval goes on the second line."""
         value = self.value_in(row)
+        form = self.form or partial(phrases.amount_text, unit=getattr(row, "unit", ""))
         if not isinstance(value, Estimate):
-            return Cell(self.text(row))
+            return Cell(phrases.UNKNOWN if value is None else form(value))
         written = phrases.spread_text if self.interval == "±" else phrases.bounds_text
-        is_open = phrases.is_uncertain(value)
-        interval = phrases.OPEN if is_open else written(value, self._form(row))
-        return Cell(self.text(row), interval)
-
-    def _form(self, row: _Row) -> Callable[[Any], str]:
-        return self.form or partial(phrases.amount_text, unit=getattr(row, "unit", ""))
+        interval = phrases.OPEN if phrases.is_uncertain(value) else written(value, form)
+        return Cell(form(value.value), interval)
 
 
 def fields_of(attribute: str, *names: str) -> list[Column[Any]]:

@@ -1,8 +1,9 @@
 """Sentence templates for the reasons of verdicts and for notes, and formats of their facts."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from gpuscale.base.host import device_word
 from gpuscale.base.text import format_percent, rough_percent, significant, whole_percent

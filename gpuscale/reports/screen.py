@@ -7,9 +7,10 @@ import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import TextIO
+
+import msgspec
 
 from gpuscale.records import Verdict
 
@@ -41,8 +42,7 @@ _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
+class Screen(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of the output destination; the defaults suit a file or log, not a terminal."""
 
     columns: int = PLAIN_COLUMNS

@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Difference, Term
 from gpuscale.base.errors import FileError, UsageError

@@ -6,7 +6,8 @@ comparison of only two sides misses.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.history import History

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import neg
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
@@ -29,8 +31,7 @@ from gpuscale.records import (
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     """A row's samples in baseline and results, with those on 1 GPU if its speedup can be judged."""
 
     row: MatchedRow
@@ -148,8 +149,7 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
     return None if then == today else Statement.of("other_batch_on_1_gpu", before=then, now=today)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricChange:
+class MetricChange(msgspec.Struct, frozen=True, kw_only=True):
     """A row's baseline and current values of one metric, in the metric's unit, and the change."""
 
     spec: MetricSpec

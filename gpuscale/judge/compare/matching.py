@@ -3,8 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import Entry
 from gpuscale.base.strategies import STRATEGIES
@@ -57,8 +59,7 @@ def first_failure(entry: Entry) -> str | None:
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchedRow:
+class MatchedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row's entries in baseline and results, matched but not yet judged."""
 
     key: EntryKey

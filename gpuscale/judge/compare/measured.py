@@ -1,7 +1,8 @@
 """Judge step times, speedups and metrics against measured runs, corrected for multiple testing."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import CONFIDENCE, Difference
 from gpuscale.analysis.probabilities import benjamini_hochberg

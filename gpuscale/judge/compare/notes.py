@@ -3,7 +3,8 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS

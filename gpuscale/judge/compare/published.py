@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Difference, Sample, Term, difference, log_sample
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
@@ -14,8 +16,7 @@ from gpuscale.records import PublishedFigure, QuantityName, Statement, Verdict
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ratio:
+class _Ratio(msgspec.Struct, frozen=True, kw_only=True):
     """The logarithm of the ratio of a measured quantity to its published value."""
 
     quantity: QuantityName

@@ -3,7 +3,9 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import (
     Difference,
@@ -26,8 +28,7 @@ _FAR_NOISIER = 4.0
 """Ratio of variances from which on the larger has another source, such as other rows or nights."""
 
 
-@dataclass(frozen=True, slots=True)
-class SideSample:
+class SideSample(msgspec.Struct, frozen=True):
     """The runs of one side (baseline or results) that a judged quantity is computed from."""
 
     samples: tuple[RunSample, ...]
@@ -71,14 +72,8 @@ class SideSample:
 
     def own_estimate(self) -> Difference:
         """Return `value` with its uncertainty, estimated from this side's runs alone."""
-        # A sample of one allocation has the variance of all its runs.
-        samples = (
-            each.sample
-            if len(each.values) == 1
-            else log_sample([run for runs in each.values.values() for run in runs])
-            for each in self.samples
-        )
-        return difference(self.value, [sample.term() for sample in samples])
+        samples = ([run for runs in each.values.values() for run in runs] for each in self.samples)
+        return difference(self.value, [log_sample(runs).term() for runs in samples])
 
     @property
     def allocation_share(self) -> float:

@@ -3,9 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
 from gpuscale.analysis.probabilities import normal_quantile
@@ -14,8 +16,7 @@ from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.records import EntryVerdict, Facts, Finding, Limits, QuantityName, Tolerances, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRates:
+class ErrorRates(msgspec.Struct, frozen=True, kw_only=True):
     """The significance and confidence level of one analysis."""
 
     significance: float = SIGNIFICANCE
@@ -40,8 +41,7 @@ def relative_rise(gain: float) -> float:
     return exponential(-gain) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The tested change in one quantity, such as step time; a positive gain is an improvement."""
 
     name: str
@@ -132,8 +132,7 @@ def _below(probability: float | None, limit: float) -> bool:
     return probability is not None and probability < limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Tolerances, error rates and total test weight of one comparison."""
 
     tolerances: Tolerances
@@ -159,8 +158,7 @@ NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantities:
+class Quantities(msgspec.Struct, frozen=True, kw_only=True):
     """The quantities that are judged together for one row."""
 
     time: Quantity
@@ -272,13 +270,12 @@ def too_few_valid_runs(entry: Entry | None) -> Facts | None:
     return {"valid": valid, "made": valid + failed, "failures": kinds}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """A row's verdict and observed losses, judged against measured runs or a published figure."""
 
     row: MatchedRow
     entry: EntryVerdict
-    excess_losses: Mapping[str, float] = field(default_factory=dict)
+    excess_losses: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Observed loss minus the margin, by name of the quantity."""
     decided_by: str | None = None
     """Key in `excess_losses` of the quantity that decided the verdict."""

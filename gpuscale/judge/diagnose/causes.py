@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from gpuscale.analysis.step_parts import Part
 from gpuscale.base.host import is_gpu

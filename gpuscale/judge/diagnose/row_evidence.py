@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 from msgspec import structs
 
 from gpuscale.analysis.estimates import Term, difference, grouped_log_sample
@@ -49,8 +49,7 @@ _OF_SCRIPTS = (CauseKind.DATA, CauseKind.COMMUNICATION, CauseKind.SLOW_RANK, Cau
 """Kinds of causes for which a changed script is the first suspect."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointEvidence:
+class PointEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence on why one configuration regressed on one number of GPUs."""
 
     key: PointKey
@@ -107,8 +106,7 @@ def _hosts_of(steps: Sequence[Step], environments: Sequence[Environment]) -> set
     return hosts or {where.host for where in environments if where.host is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowEvidence:
+class RowEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One row of a comparison, with the evidence of its runs."""
 
     entry: EntryVerdict

@@ -4,7 +4,9 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Term, grouped_log_sample
 from gpuscale.analysis.moderation import Moderated
@@ -34,8 +36,7 @@ _RankId = tuple[str, tuple[str, ...], int | None]
 """Identity of a rank across runs: its host, with either its devices or its rank number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartChange:
+class PartChange(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one part of a step in baseline and results: means over runs, in seconds per step."""
 
     part: Part

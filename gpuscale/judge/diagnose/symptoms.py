@@ -3,10 +3,11 @@
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.diagnose.slow_links import NodeFinding
@@ -57,8 +58,7 @@ _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
 """Clock counters; computing speed is assumed to be proportional to each of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
+class _State(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and clock events of one or more devices, combined over several runs."""
 
     values: Mapping[str, float]

@@ -1,8 +1,9 @@
 """Content of a comparison report, shared by all of its output formats."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.grouping import by_key
@@ -44,8 +45,7 @@ class Explanation(NamedTuple):
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the report formats show about a comparison."""
 
     comparison: Comparison

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -85,9 +84,9 @@ def json(view: View) -> str:
             "name": comparison.baseline_name,
             "machine": comparison.baseline_machine,
             "kind": comparison.baseline_kind,
-            **asdict(comparison.before),
+            **msgspec.structs.asdict(comparison.before),
         },
-        current={"machine": comparison.current_machine, **asdict(comparison.after)},
+        current={"machine": comparison.current_machine, **msgspec.structs.asdict(comparison.after)},
         injections=view.measured.injections,
         exit_code=view.exit_code,
         summary=view.summary,

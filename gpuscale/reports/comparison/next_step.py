@@ -3,8 +3,9 @@
 import math
 import shlex
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.text import joined, whole_percent, without_options
@@ -90,8 +91,7 @@ def _first(first: str | _Command, then: Sequence[_Step]) -> list[_Step]:
     return [*_either(first), then[0]._replace(label="then"), *then[1:]]
 
 
-@dataclass(frozen=True)
-class _Adviser:
+class _Adviser(msgspec.Struct, frozen=True, dict=True):
     """Chooses the next steps after a comparison; `rows` must be ranked, the worst first."""
 
     comparison: Comparison

@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_percent, rough_percent
@@ -64,8 +65,7 @@ class Pair(NamedTuple):
         return f"{number if is_shared else self.then} → {self.now}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Texts and numbers that reports show for one row of a comparison."""
 
     entry: EntryVerdict
@@ -125,7 +125,7 @@ def _row(
         moved = Cell(f"{quantity} {value}", f"[{', '.join(ends)}]" if ends else "")
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     numbers = {
-        name: Pair(column.text(entry.baseline), column.text(entry.current))
+        name: Pair(*(column.cell(side).text for side in (entry.baseline, entry.current)))
         for name, column in columns.items()
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""

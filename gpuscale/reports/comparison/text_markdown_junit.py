@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
+
+from msgspec.structs import replace
 
 from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on

@@ -7,10 +7,10 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+import msgspec
 from matplotlib.figure import Figure
 
 from gpuscale.analysis.history import History
@@ -70,8 +70,7 @@ _LOOK: dict[Any, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements:
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """Data for figures; each figure uses only some of it."""
 
     runs: Sequence[Run] = ()
@@ -96,8 +95,7 @@ class Measurements:
         return few(texts, _MOST_FAILED, "row")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """A figure, its title, and what was left out of it for lack of space."""
 
     figure: Figure

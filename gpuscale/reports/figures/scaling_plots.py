@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from msgspec.structs import replace
 
 from gpuscale.analysis.scaling import published_points, scaling_points
 from gpuscale.base.grouping import by_key
@@ -24,8 +25,7 @@ _APART = 1.03
 """Factor between the x positions of adjacent curves' intervals, which would otherwise overlap."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
+class _Curve(msgspec.Struct, frozen=True):
     """Scaling points of one configuration, all from the same source (such as the baseline)."""
 
     points: Sequence[ScalingPoint]

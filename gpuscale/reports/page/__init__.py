@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from gpuscale import __version__
 from gpuscale.analysis.history import History
@@ -26,8 +27,7 @@ TONES: Mapping[int | None, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "lo
 """Tone of a page or night, keyed by exit code; the tone for any other code is `doubt`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Data for a report page; an attribute is None if its data were not given."""
 
     results: Sequence[Results]
@@ -43,8 +43,7 @@ class Subject:
         return [run for result in self.results for run in result.runs]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """A table whose rows are cells keyed by header; the first cell of each row names the row."""
 
     caption: str
@@ -53,8 +52,7 @@ class Table:
     """Headers of columns that contain words, not numbers; the first column always does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A heading with its items, such as a row and its causes."""
 
     title: str
@@ -63,8 +61,7 @@ class Block:
     tone: Tone = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A section of a page: text, figures, tables and notes under a title."""
 
     title: str

@@ -1,9 +1,10 @@
 """Content of `gpuscale show`: its columns in every format, and the scaling table as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+
+import msgspec
 
 from gpuscale.analysis.scaling import (
     published_points,
@@ -36,8 +37,7 @@ from gpuscale.reports.show.step_parts import budget_lines
 _HOUR_S = 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A results or baseline file, and how to show it."""
 
     content: Results | Baseline

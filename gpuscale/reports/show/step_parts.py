@@ -70,7 +70,8 @@ def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
     if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of devices; communication: exposed, "
-            "without the overhead that a single rank has too (show --phases includes it)"
+            "without the overhead that a single rank has too (show --phases includes it); rest: "
+            "mostly slower computing"
         )
     if "bubble" in named:
         yield (

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -59,8 +58,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     timed: Timed | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedValue:
+class RecordedValue(msgspec.Struct, frozen=True, kw_only=True):
     """One value of a test, as another tool recorded it; a field is None if it was not recorded."""
 
     case: str
@@ -77,8 +75,7 @@ class RecordedValue:
     """Reference for a baseline: the value that the tool expects, or a figure from a table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a tool recorded in one session on one system; imported as one night."""
 
     key: str
