@@ -2,7 +2,8 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.text import counted
@@ -19,8 +20,7 @@ fi
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A job to submit; its profile describes the cluster, the measurements and the baseline."""
 
     profile: ClusterProfile

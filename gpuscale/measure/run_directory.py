@@ -8,9 +8,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import msgspec
 
 from gpuscale.base.errors import DecodeError
 from gpuscale.records import Environment, NodeEvidence, RunRequest
@@ -27,8 +28,7 @@ _LOOK_S = 0.05
 _VISIBLE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFile(Generic[R]):
+class RecordFile(msgspec.Struct, Generic[R], frozen=True):
     """A file with one record, or with a list of records: one for each rank, in order of rank.
 
     Only processes of one gpuscale version exchange such files, so they have no format version.

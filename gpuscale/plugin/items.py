@@ -5,11 +5,11 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import gpuscale
@@ -30,8 +30,7 @@ _MISTYPED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemPlan:
+class ItemPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A planned run: case, strategy, number of GPUs, run number and batch."""
 
     case: type[Case]
@@ -60,8 +59,7 @@ class ItemPlan:
         return f"{self.key.case}/{self.strategy}{batch}"
 
 
-@dataclass(frozen=True, slots=True)
-class NoRun:
+class NoRun(msgspec.Struct, frozen=True):
     """Reason why a pytest item executes no run."""
 
     reason: str

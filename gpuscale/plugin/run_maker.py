@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TextIO
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -88,8 +88,7 @@ def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunM
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunMaker:
+class RunMaker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Executes and records the runs of a session, and decides which items need no run."""
 
     options: MeasureOptions

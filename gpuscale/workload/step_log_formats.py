@@ -7,7 +7,6 @@ in tests/test_step_log_formats.py. A carriage return also ends a line.
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,8 +37,7 @@ PREPARING = re.compile(
 LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """Values that one line of a log reports; fields that it does not report are None."""
 
     step: int | None = None
@@ -56,8 +54,7 @@ class Mark:
     otherwise around the time of this line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFormat:
+class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A log format, with the function that parses its lines."""
 
     name: str

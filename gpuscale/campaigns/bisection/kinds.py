@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from gpuscale.base.errors import FileError, GpuscaleError, UsageError
 from gpuscale.base.host import JOB_VARIABLES
 from gpuscale.base.text import visible
@@ -31,8 +33,7 @@ class EnvironmentBuildError(GpuscaleError):
     """Raised if the environment of a trial cannot be created; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between the good and bad environments; a trial may apply it to the good one."""
 
     name: str
@@ -42,11 +43,10 @@ class Change:
     """Advice on how to undo or examine the change: `keep torch==2.14`, `git show 1a2b3c4`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter, working folder and environment variables for runs in a trial's environment."""
 
-    variables: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     """Environment variables to set; a variable whose value is None is removed."""
     python: Path | None = None
     """Interpreter that trains cases; None for gpuscale's own."""
@@ -128,11 +128,10 @@ def last_line(text: str) -> str:
     return visible((text.strip() or "it said nothing").splitlines()[-1].strip()[:200])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BisectionSide:
+class BisectionSide(msgspec.Struct, frozen=True, kw_only=True):
     """The good or the bad environment of a bisection: its packages, Python and variables."""
 
-    pins: Mapping[str, str] = field(default_factory=dict)
+    pins: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Pinned requirements, such as `torch==2.14`, keyed by package name."""
     python: str = ""
     """Path of an interpreter, or a version such as `3.12`; empty if any will do."""
@@ -140,7 +139,7 @@ class BisectionSide:
     not_tried: tuple[str, ...] = ()
     """Packages of the environment that uv cannot install."""
     recorded: tuple[Environment, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def uv_program() -> str:

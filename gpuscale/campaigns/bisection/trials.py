@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import Difference, Term
@@ -59,8 +60,7 @@ class TrialAnswer(StrEnum):
     OPEN = "undecided"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedDifference:
+class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Difference in log step time between successive environments of a trial, with a verdict."""
 
     answer: TrialAnswer
@@ -72,8 +72,7 @@ class SpeedDifference:
         return (-self.difference).relative_change()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialLimits:
+class TrialLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds that decide if an environment is slower, as differences in log step time."""
 
     slower: float

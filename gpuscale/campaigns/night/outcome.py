@@ -7,11 +7,12 @@ import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import FrameType
 from typing import Literal
+
+import msgspec
 
 from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError, UsageError
 from gpuscale.base.process_ends import PASSED_ON_S
@@ -91,19 +92,17 @@ def own_pytest() -> str:
     return str(own) if own.is_file() else "pytest"
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(msgspec.Struct, frozen=True):
     """Test items of one pytest session, one per requested run, as listed in the JUnit file."""
 
     count: int
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Kind (`NoRunReason`) of each reason that pytest gave for skipping a run that was needed."""
     uncollected: tuple[str, ...] = ()
     """Files and tests that pytest could not collect, such as a case that cannot be imported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one invocation of pytest in a nightly run."""
 
     exit_code: int

@@ -6,12 +6,13 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from string import Formatter
 from textwrap import indent
 from typing import ClassVar, Literal
+
+import msgspec
 
 from gpuscale.base.errors import SchedulerError
 from gpuscale.base.host import text_of
@@ -27,8 +28,7 @@ TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 """Regular expression for a time limit in the form `HH:MM:SS` that is not zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """A job's request to the scheduler: nodes, GPUs, cores, time limit, partition and account."""
 
     job_name: str
@@ -64,8 +64,7 @@ class Ending(Enum):
     RESOURCES_LOST = "a node failed, memory ran out, or another job took over the nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(msgspec.Struct, frozen=True):
     """The state of a job, as reported by the scheduler."""
 
     stage: Literal["waiting", "running", "ended", "unknown"]
@@ -128,7 +127,11 @@ class Scheduler(ABC):
         """Yield the scheduler options of a job, except those that the site's profile adds."""
         asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
         gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
-        known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
+        known = {
+            **msgspec.structs.asdict(demand),
+            "gpus": gpus or None,
+            **self.demanded(demand, gpus),
+        }
         for option in self.options:
             named = (name for _, name, _, _ in Formatter().parse(option) if name)
             if all(known[name] is not None for name in named):

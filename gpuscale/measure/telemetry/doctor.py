@@ -4,7 +4,9 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuscale.base.errors import DeviceAbsentError, DriverAbsentError, DriverBrokenError, QueryError
 from gpuscale.base.host import cpu_model, cpu_numa_nodes, gpu_numa_node
@@ -29,15 +31,14 @@ _SLOWDOWNS = (
 `sw_power_cap` and `ppt` are not included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExaminedGpu:
+class ExaminedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one GPU at one moment."""
 
     number: int
     """The GPU's index in the driver's list of all GPUs; its CUDA index may differ."""
     name: str | None = None
     uuid: str | None = None
-    reading: Reading = field(default_factory=Reading)
+    reading: Reading = msgspec.field(default_factory=Reading)
     firmware: str | None = None
     numa_node: int | None = None
     """NUMA node of the GPU; None if unknown, or if the machine has only one."""
@@ -52,8 +53,7 @@ class ExaminedGpu:
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one machine at one moment; unknown values are None."""
 
     node: NodeEvidence

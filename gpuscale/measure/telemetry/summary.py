@@ -3,9 +3,9 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuscale.measure.run_directory import RunDirectory
@@ -26,8 +26,7 @@ _SAMPLER_ENDED = "the GPU sampler ended before its first sample, as after a hang
 _NONE_WITHIN = "no sample fell into the run's windows"
 
 
-@dataclass(frozen=True, slots=True)
-class TelemetryReport:
+class TelemetryReport(msgspec.Struct, frozen=True):
     """Summaries of one node's GPUs in one run, or the reason why there are none."""
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
@@ -75,8 +74,7 @@ def summarize(samples: Path, windows: Sequence[Interval]) -> TelemetryReport:
     return TelemetryReport(absent="; ".join(reasons))
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     """All readings of one device in a run, with their Unix times and the run's timed windows."""
 
     uuid: str

@@ -9,9 +9,10 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from gpuscale.base.errors import UsageError
 from gpuscale.base.host import variables_of
@@ -32,8 +33,7 @@ RANK_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The position of this process among the processes that start a command for a run."""
 
     request: RunRequest

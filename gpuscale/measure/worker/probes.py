@@ -7,12 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -36,8 +36,7 @@ Work = tuple[Callable[[], object], float]
 """A function to repeat, and the work per call: bytes, floating-point operations or loops."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that takes part in the probes, and the device of the rank."""
 
     request: NodeProbeRequest
