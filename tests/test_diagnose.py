@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import environment, results, with_values
+from builders import environment, results, row_on, with_values
 from builders.causes import (
     FAULTS,
     LATE,
@@ -45,6 +45,25 @@ def causes(
 def test_a_fault_of_a_fifth_of_the_step_is_the_first_cause(name: str) -> None:
     rng = np.random.default_rng(5)
     assert tally(rng, FAULTS[name], 4, deviation=0.003, runs=3, trials=4) == (4, 4)
+
+
+def test_a_slow_rank_makes_a_seeming_loss_a_loss_and_noise_does_not() -> None:
+    rng, lost = np.random.default_rng(3), {"alone": 0, "with its rank": 0, "without a fault": 0}
+    for trial in range(210):
+        is_slow = trial < 60
+        fault = Fault(computing=1.2, ranks=frozenset({1})) if is_slow else WELL
+        usual, now = (
+            well(rng, [1, 4], deviation=0.06),
+            night_of(rng, [1, 4], 6, fault, deviation=0.06),
+        )
+        row = row_on(4, compare(usual, [now]))
+        found = diagnosed(usual, now)[4]
+        lost["alone"] += is_slow and row.verdict.is_loss
+        lost["with its rank"] += is_slow and found.verdict.is_loss
+        lost["without a fault"] += not is_slow and found.verdict is not row.verdict
+    assert lost["alone"] <= 45
+    assert lost["with its rank"] >= 51
+    assert lost["without a fault"] == 0
 
 
 @pytest.mark.thorough

@@ -181,7 +181,7 @@ def test_a_history_counts_busy_runs_of_the_rows_that_it_shows(tmp_path: Path) ->
 def test_an_open_row_asks_for_more_runs_only_if_the_hosts_of_both_sides_were_idle() -> None:
     recorded, after = baseline({1: [0.1, 0.101, 0.1] * 2}), measured({1: [0.1, 0.103]})
     for then, now, words, step in (
-        (QUIET, QUIET, "1 more run would probably settle it", "make about 1 more run, and "),
+        (QUIET, QUIET, "1 more run would probably settle it", "make about 1 more run ("),
         (QUIET, BUSY, "host is idle", "measure again once the host is idle"),
         (BUSY, QUIET, "the baseline's host was busy: ", "measure the baseline again once the host"),
     ):

@@ -1,4 +1,4 @@
-"""Check whether the windows of a run (spans of steps) agree, and whether runs are too short.
+"""Check whether the windows of a run (spans of steps) agree.
 
 If windows drift, jump or alternate between two levels, their median is meaningless, unless most
 windows are on the faster level. Three shapes are fitted to the logarithms of the window times: a
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
-
-from gpuscale.records import Run
 
 _Kind = Literal["drift", "level", "two levels"]
 
@@ -41,12 +39,6 @@ _LARGEST_BIAS = 0.02
 """Largest tolerated excess of the median of all windows over the median of the faster level."""
 _SMALLEST_SCATTER = 1e-6
 """Relative scatter that is always added, so that no series counts as free of scatter."""
-LONG_S = 5.0
-"""Time of the windows of a run above which a longer run is not expected to vary less."""
-ADVISED_S = 12
-"""Smallest advised `--run-seconds`; its windows take 7.5 s or more."""
-_FROM_START = 4.0
-"""Runs differ from start to start if their variance is this many times what windows explain."""
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,20 +139,3 @@ def _described(shape: _Shape, count: int) -> str:
     if shape.kind == "level":
         return f"second level, {amount} from window {shape.second[0] + 1}"
     return f"two levels, {amount} in {len(shape.second)} of {count} windows than in the others"
-
-
-def longer_run_s(runs: Sequence[Run]) -> int:
-    """Return the `--run-seconds` with which runs may vary less; 0 if longer runs are no help.
-
-    They help if the halves of a run differ as much as runs do. Runs of users' commands are skipped.
-    """
-    timed = [run for run in runs if run.is_valid and run.windows and not run.configuration.command]
-    logs = [[math.log(window.time_s) for window in run.windows] for run in timed]
-    lasted_s = [math.fsum(window.time_s for window in run.windows) for run in timed]
-    if not timed or statistics.median(lasted_s) >= LONG_S:
-        return 0
-    halves = [(log[: (len(log) + 1) // 2], log[len(log) // 2 :]) for log in logs]
-    within = statistics.fmean((statistics.fmean(a) - statistics.fmean(b)) ** 2 for a, b in halves)
-    if statistics.pvariance(run.log_cost for run in timed) > _FROM_START * within / 4:
-        return 0
-    return max(ADVISED_S, math.ceil(4 * statistics.median(lasted_s)))

@@ -8,12 +8,13 @@ steps with and without synchronisation, because slow ranks make the others wait 
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
+from gpuscale.analysis.estimates import Sample, log_sample
 from gpuscale.analysis.scaling import Entry, grouped, known_mean
 from gpuscale.base.strategies import is_pipeline
 from gpuscale.records import Configuration, EntryKey, Estimate, PointKey, Run
@@ -94,6 +95,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             Part.SKEW: self.skew_s,
             Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
         }
+
+
+def lag_of(ranks: Collection[int], steps: Sequence[Step]) -> Sample:
+    """Return the sample of log(own pace of these ranks / pace of the others), one value per run.
+
+    All ranks of a run share what disturbs it, so this varies less than the step time does.
+    """
+    return log_sample([_log_lag(ranks, step) for step in steps])
+
+
+def _log_lag(ranks: Collection[int], step: Step) -> float:
+    own, others = ([r.pace_s for r in step.ranks if (r.rank in ranks) is t] for t in (True, False))
+    return math.log(statistics.median(own or others) / statistics.median(others or own))
 
 
 def steps_of(runs: Iterable[Run]) -> tuple[Step, ...]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.steadiness import longer_run_s
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
@@ -116,10 +115,6 @@ def _to_strengthen(
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
     record, given = "gpuscale baseline record", joined(words)
     steps += [("then", "record again"), ("run", f"{record} {again} {given}")]
-    measured = entries_of(run for result in results for run in result.runs)
-    if seconds := max(map(longer_run_s, measured.values())):
-        longer = measuring(started_as, f"--run-seconds {seconds} {MORE}")
-        steps += [("or", "make longer runs"), ("run", longer)]
     return [*steps, ("or", "take it as it is"), ("run", f"{record} {files} {given} --weak")]
 
 

@@ -1,7 +1,6 @@
 """`gpuscale batch`: find the largest batch size of a case that fits into GPU memory."""
 
 import argparse
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(case, arguments.gpus, options, environment)
 
     def request(batch: int | None) -> RunRequest:
-        asked = run_request(dataclasses.replace(plan, batch=batch), environment, options)
+        asked = run_request(replace(plan, batch=batch), environment, options)
         return replace(asked, timing=_FEW_STEPS)
 
     def does_fit(batch: int, fitted: int) -> bool:

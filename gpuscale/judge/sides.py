@@ -1,6 +1,7 @@
 """The two sides of a comparison (baseline and results), with their runs, origins and outliers."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from gpuscale.analysis.outliers import far_apart, outlying_allocations
 from gpuscale.analysis.scaling import Entry, grouped, published_points
 from gpuscale.base.grouping import by_key
+from gpuscale.base.text import joined, without_options
 from gpuscale.judge.baseline import baseline_from_results
 from gpuscale.records import (
     Baseline,
@@ -196,7 +198,10 @@ def side_of_baseline(baseline: Baseline) -> Side:
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build the results side of a comparison from the runs of all results."""
     placed = [(result, run) for result in results for run in result.runs]
-    started = {result.started_as for result in results}
+    # Commands that differ in where the results went, or in how many, measured the same.
+    options = ("--results", "--resume", "--runs")
+    commands = [result.started_as for result in results]
+    started = {joined(without_options(shlex.split(c or ""), options)): c for c in commands}
     return Side(
         entries=grouped([(result.allocation_of(run), run) for result, run in placed]),
         environments=[result.environment for result in results],
@@ -204,7 +209,7 @@ def side_of_results(results: Sequence[Results]) -> Side:
         written_at=[result.created_at for result in results],
         probes=[probe for result in results for probe in result.probes],
         injections=tuple(dict.fromkeys(each for r in results for each in r.injections)),
-        started_as=started.pop() if len(started) == 1 else None,
+        started_as=next(iter(started.values())) if len(started) == 1 else None,
     )
 
 

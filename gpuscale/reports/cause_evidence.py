@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gpuscale.analysis.probabilities import t_probability
-from gpuscale.analysis.step_parts import Step, steps_of
+from gpuscale.analysis.step_parts import lag_of, steps_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, whole_percent
 from gpuscale.judge.diagnose.step_parts import stragglers_of
@@ -156,34 +156,22 @@ def device_text(uuid: str, host: str | None = None) -> str:
     return name if host is None else f"{name} on {host}"
 
 
-def slow_rank(runs: Iterable[Run]) -> tuple[str, str, str] | None:
-    """Return (rank, in which runs it is the slowest, its lag) in words; None if it may be chance.
-
-    None also if no rank lags by `NAMED_SKEW`.
-    """
+def slow_rank(runs: Iterable[Run]) -> str:
+    """Say which rank is the slowest, in how many runs, by how much; empty if it may be chance."""
     steps = steps_of(runs)
-    if len(steps) < 2 or len(steps[0].ranks) == 1:
-        return None
+    if len(steps) < 3 or len(steps[0].ranks) == 1:
+        return ""
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]
-    of, k, share = len(steps), len(behind), len(found.ranks) / len(steps[0].ranks)
     if not behind:
-        return None
-    lags = [step.skew_s / step.median.pace_s for step in behind]
-    # Probability that, of equal ranks, some would lag by so much or, of two runs, in both.
-    chance = share if k == of else 1.0
-    if of > 2:
-        leads = [_log_lead_over_others(step, found.ranks) for step in steps]
-        error = max(statistics.stdev(leads), 0.001) / math.sqrt(of)
-        chance = t_probability(statistics.fmean(leads) / error, of - 1) / share
+        return ""
+    lags, lag = [s.skew_s / s.median.pace_s for s in behind], lag_of(found.ranks, steps)
+    error = max(math.sqrt(lag.variance or 0.0), 0.001) / math.sqrt(len(steps))
+    # Probability that some of equal ranks would lag by so much.
+    chance = t_probability(-lag.mean / error, lag.df) * len(steps[0].ranks) / len(found.ranks)
     if statistics.median(lags) < NAMED_SKEW or chance > _UNLIKELY_CHANCE:
-        return None
+        return ""
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"
-    return who, f"the slowest in {k} of {of} runs", f", {by} behind {other}"
-
-
-def _log_lead_over_others(step: Step, ranks: Sequence[int]) -> float:
-    own, others = ([r.pace_s for r in step.ranks if (r.rank in ranks) is t] for t in (True, False))
-    return math.log(statistics.median(others or own) / statistics.median(own or others))
+    return f"{who}: the slowest in {len(behind)} of {len(steps)} runs, {by} behind {other}"

@@ -23,7 +23,7 @@ from gpuscale.reports.phrases import counted, devices_text, found_change_text, r
 
 _SMALLEST_SHOWN = 0.0005
 """Smallest change that does not print as 0.0 %, as a fraction."""
-LONGER = "longer runs"
+QUIETER = "quieter runs"
 """Remedy whose text depends on all rows (`next_step`)."""
 ONCE_IDLE = "measure again once the host is idle"
 _HISTORY = "see 'gpuscale history' for what else changed then"
@@ -126,6 +126,9 @@ WORDS: Mapping[str, Words] = {
     "unknown_end_moved": Words(
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
     ),
+    "straggler_besides": Words(
+        f"{_CHANGED}, and a rank lags by more than before: each may be chance, but not both"
+    ),
     "speedup_unknown": Words("{otherwise}; the speedup is unknown: {why}"),
     "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
     "other_batch_on_1_gpu": Words("the batch on 1 {device} differs ({before} → {now})"),
@@ -137,7 +140,7 @@ WORDS: Mapping[str, Words] = {
     "runs_differ": Words(
         "further runs like these would probably not settle it, since those{on_1} deviate "
         "by {deviation}",
-        remedy=LONGER,
+        remedy=QUIETER,
     ),
     "baseline_runs_differ": Words(
         "if nothing changed, it probably takes {of_both} runs on both sides to settle it, "

@@ -1,20 +1,28 @@
 """Find the causes of a regression: `diagnose`, and the functions in `CAUSES` that it calls."""
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import structs
 from msgspec.structs import replace
 
-from gpuscale.analysis.step_parts import Part
+from gpuscale.analysis.estimates import difference
+from gpuscale.analysis.step_parts import Part, lag_of
 from gpuscale.base.host import is_gpu
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.judge.diagnose.row_evidence import RowEvidence, confirmed, onset_of, points_of
 from gpuscale.judge.diagnose.step_parts import PartChange, most_slowed_phase, stragglers_of
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, port_symptoms
 from gpuscale.judge.sides import Sides
-from gpuscale.records import Comparison, EntryVerdict, MetricSpec, QuantityName, Statement, Verdict
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Finding,
+    MetricSpec,
+    QuantityName,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.cause import (
     LINKS,
     Cause,
@@ -29,8 +37,16 @@ from gpuscale.records.environment_diff import environment_changes, new_values
 from gpuscale.records.verdict import SLOWDOWNS
 
 _ENOUGH_RUNS = 3
-_LEAST_LAG = 0.02
-"""Smallest increase in skew, as a fraction of the step time, that an inconclusive row reports."""
+_LEAST_LAG, _CHANCE = 0.02, 0.01
+"""Smallest additional lag of a rank, as a fraction of a step, that an inconclusive row reports, and
+the largest probability of it by chance."""
+
+
+_SEEMINGLY_LOST = {
+    "not_beyond_chance": Finding.SLOWER_TRAINING,
+    "efficiency_not_beyond_chance": Finding.SCALING_LOSS,
+}
+"""What an inconclusive row, whose interval lies below zero, has lost if it has a straggler too."""
 
 
 def communication(row: RowEvidence, change: PartChange) -> Cause:
@@ -111,22 +127,24 @@ def stragglers(row: RowEvidence, change: PartChange) -> Cause:
     return structs.replace(found, kind=kind, evidence=symptoms, remedy=remedy, is_own_lag=is_own)
 
 
-def straggler_in_all_runs(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield a cause if the same ranks lag in all runs, more than any rank in any baseline run.
+def certain_straggler(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield a cause if ranks lag behind the others by more than in the baseline, beyond chance.
 
-    For inconclusive rows, this is the only cause sought. With three runs on each side, a row whose
-    slowest rank is always the same meets this condition by chance 1 time in 20.
+    In inconclusive rows, this is the only cause sought: runs in which everything takes longer, or
+    sessions that differ, can hide the loss, but not that one rank lags in each of them.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
-    if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
+    is_named = any(cause.ranks for cause in named)
+    if is_named or change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
         return
-    least_s, usual_s = min(s.skew_s for s in after), max(s.skew_s for s in before)
-    step_s = statistics.fmean(step.time_s for step in before)
-    if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
-        found = stragglers(row, change)
-        if found.seen_in == (len(after), len(after)):
-            before_s, after_s = change.before_s, change.after_s
-            yield structs.replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
+    found = stragglers(row, change)
+    then, now = lag_of(found.ranks, before), lag_of(found.ranks, after)
+    gain = difference(then.mean - now.mean, [then.term(), now.term()])
+    # Any rank might have been the slowest.
+    chance = (gain.p_below_zero() or 0.0) * len(after[0].ranks)
+    if found.ranks and gain.value < -_LEAST_LAG and chance < _CHANCE:
+        found = structs.replace(found, before_s=change.before_s, after_s=change.after_s)
+        yield structs.replace(found, lost_s=change.lost_s)
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
@@ -260,6 +278,7 @@ Finder = Callable[[RowEvidence, Sequence[Cause]], Iterator[Cause]]
 CAUSES: tuple[Finder, ...] = (
     lost_parts,
     clocks_without_phases,
+    certain_straggler,
     device_faults,
     not_established,
     environment,
@@ -285,10 +304,19 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         probes = sides.before.probes, sides.after.probes
         return tuple(confirmed(row.informed(cause), *probes) for cause in named)
 
-    entries = tuple(
-        replace(entry, causes=causes) if (causes := causes_of(entry)) else entry
-        for entry in comparison.entries
-    )
+    def with_causes(entry: EntryVerdict) -> EntryVerdict:
+        causes, facts = causes_of(entry), entry.reason.facts
+        if causes and (finding := _SEEMINGLY_LOST.get(entry.reason.code)):
+            # Of two independent signs, chance gives an unchanged row one 1 time in 40 or less.
+            both = Statement.of(
+                "straggler_besides", quantity=facts["quantity"], change=facts["change"]
+            )
+            entry = replace(entry, verdict=Verdict.REGRESSED, finding=finding, reason=both)
+            entry = replace(entry, further_runs=None)
+            causes = causes_of(entry)
+        return replace(entry, causes=causes) if causes else entry
+
+    entries = tuple(map(with_causes, comparison.entries))
     found = [cause for entry in entries for cause in entry.causes]
     symptoms = (each for cause in found for each in cause.evidence)
     uuids = {uuid for cause in found for uuid in cause.device_uuids}
@@ -303,4 +331,4 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
 def _finders(verdict: Verdict) -> Sequence[Finder]:
     if verdict.is_loss:
         return CAUSES
-    return (straggler_in_all_runs,) if verdict is Verdict.INCONCLUSIVE else ()
+    return (certain_straggler,) if verdict is Verdict.INCONCLUSIVE else ()

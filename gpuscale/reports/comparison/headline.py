@@ -29,6 +29,7 @@ _NAMED_GAIN = 0.02
 """Smallest gain on one device that is named beside a loss of efficiency."""
 _MOST = 0.75
 """Share of the main cause's time, or of all lost time, that counts as most of it."""
+_LARGE = 0.25
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
@@ -146,15 +147,21 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def _most_lost(rows: Sequence[Row]) -> str:
-    """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a half."""
+    """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a quarter."""
+    bounds = loss_bounds(rows).items()
+    texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds)
+    return f"any loss {' and '.join(texts)}" if bounds else ""
+
+
+def loss_bounds(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the loss that the rows' intervals exclude, by quantity; empty if over a quarter."""
     bounds: dict[str, float] = {}
     for row in rows:
         # Rows with a reason beside another would pass, but their runs are not to be trusted.
         is_known = row.change is not None and "otherwise" not in row.entry.reason.facts
         low = row.change.low if row.change is not None and is_known else None
         bounds[row.quantity] = max(bounds.get(row.quantity, 0.0), 1.0 if low is None else -low)
-    texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds.items())
-    return f"any loss {' and '.join(texts)}" if max(bounds.values()) < 0.5 else ""
+    return bounds if max(bounds.values(), default=1.0) < _LARGE else {}
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
@@ -188,19 +195,17 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 def _first_cause(rows: Sequence[Row]) -> str:
     """Describe the main cause: `computing +10 ms; all 3 rows`; empty if no loss was diagnosed."""
     if not (shared := sharing(rows)):
-        lags = [(*row.slow_rank, subject_of([row], rows)) for row in rows if row.slow_rank]
-        return next((f"perhaps {who}: {at}{by}; {subject}" for who, at, by, subject in lags), "")
+        return ""
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
-    doubt = "" if shared[0].entry.verdict.is_loss else ", if anything was lost"
+    sure = "" if shared[0].entry.verdict.is_loss else ", not by chance"
     least_s = _MOST * (causes[0].lost_s or math.inf)
     near = [other for other in shared[0].entry.causes[1:2] if (other.lost_s or 0.0) > least_s]
     also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)
     told = max(sum(each.share or 0.0 for each in row.entry.causes) for row in shared)
     also += f"; no cause found for {whole_percent(1 - told)}" if 0 < told < _MOST else ""
-    also += f"; {': '.join(shared[0].slow_rank[:2])}" if shared[0].slow_rank else ""
-    return f"{headline(*causes)}{share_text(*causes)}{also}{doubt}; {subject_of(shared, rows)}"
+    return f"{headline(*causes)}{share_text(*causes)}{sure}{also}; {subject_of(shared, rows)}"
 
 
 def changes_of(

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuscale.analysis.steadiness import longer_run_s
-from gpuscale.base.text import joined, whole_percent, without_options
+from gpuscale.base.text import format_percent, joined, whole_percent, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import listed, may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import changes_of
-from gpuscale.reports.comparison.rows import Row, sharing
-from gpuscale.reports.reason_words import LONGER, ONCE_IDLE, WORDS, Words, parts_of
+from gpuscale.reports.comparison.headline import changes_of, loss_bounds
+from gpuscale.reports.comparison.rows import Row, has_lost, sharing
+from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, parts_of
 
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
@@ -23,11 +22,9 @@ MORE = "--results more-$(date +%m%d-%H%M).jsonl"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
-_IN_SESSIONS = "measure the earlier side in more sessions, and join them: gpuscale baseline record"
 _BOTH_IDLE = "once the host is idle"
-_LEAVE = "leave it at that, if losses this small may stay unfound"
-_FEWEST_LONGER, _MOST_LONGER, _MOST_AGAIN = 6, 12, 40
-"""Bounds of an advised number of longer runs, and of one of runs in another session."""
+_FEWEST_AGAIN, _MOST_AGAIN = 6, 40
+"""Bounds of an advised number of runs in another session."""
 
 
 class _Step(NamedTuple):
@@ -74,10 +71,16 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
     if at < 0 or not before or is_judged or (of_nights and "--resume" not in command):
         return steps
     words = [_COMPARE, *(["--history"] if of_nights else []), before]
-    words += [after] if "--resume" in command else []
+    words.append(after if "--resume" in command else _new_file(comparison))
     while at + 1 < len(steps) and steps[at + 1].command.startswith(ADD):
         at += 1
     return [*steps[: at + 1], _Step("then", "compare again", " ".join(words)), *steps[at + 1 :]]
+
+
+def _new_file(comparison: Comparison) -> str:
+    """Return a name, quoted for the shell, for a further file of the current results."""
+    first, *others = comparison.after.files or ("results.jsonl",)
+    return shlex.quote(f"{first.removesuffix('.jsonl')}-{len(others) + 2}.jsonl")
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
@@ -104,8 +107,6 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         weight = self.rows[0].entry.verdict.weight
         shared = sharing(self.rows)
         step = cause_words.next_step(shared[0].entry.causes[0]) if shared else ""
-        if step and (slow_rank := shared[0].slow_rank):
-            step = f"{slow_rank[0]} first: {step}"
         if weight == 0 and self.measured.injections:
             again = self._measure("measure again without --inject", dropped=("--inject",))
             return _either(again, step and f"had the fault not been injected: {step}")
@@ -125,7 +126,7 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         if weight == 2:
             return []
         if weight == 1:
-            return _either(step) if step and not self.measured.injections else self._for_open_rows()
+            return self._for_open_rows(step)
         # The likelier step comes first: that of the change, or that of the cause.
         steps = (self._how_to_find_change(), step)
         is_suspected = bool(shared) and _is_change_suspected(comparison, shared)
@@ -142,7 +143,7 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         if caution == WORDS["newer_baseline"].caution:
             return _either((caution, f"{_COMPARE} {shlex.join((*after.files, *before.files))}"))
         if caution == _BOTH_IDLE:
-            runs = after.most_runs or _FEWEST_LONGER
+            runs = after.most_runs or _FEWEST_AGAIN
             return self._measure_both(_BOTH_IDLE, f"--runs {runs}", runs * self._run_of_each_s)
         return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
 
@@ -152,8 +153,19 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
             return False
         return self.comparison.baseline_kind != "nights" and change.value < min(0, 2 * change.high)
 
-    def _for_open_rows(self) -> list[_Step]:
-        """Return the next steps for undecided rows (neither loss nor pass)."""
+    def _for_open_rows(self, step: str) -> list[_Step]:
+        """Return the next steps for undecided rows (neither loss nor pass); `step` is a cause's."""
+        steps = self._to_settle()
+        if step and not self.measured.injections:
+            return [*_either(step), *(steps and [steps[0]._replace(label="or"), *steps[1:]])]
+        bounds = loss_bounds([r for r in self.rows if r.entry.verdict is Verdict.INCONCLUSIVE])
+        if bounds and steps and not any(row.causes for row in self.rows):
+            most = format_percent(max(bounds.values()))
+            steps.append(_Step("or", f"leave it at that, if losses below {most} may stay unfound"))
+        return steps
+
+    def _to_settle(self) -> list[_Step]:
+        """Return the steps that may settle undecided rows."""
         comparison, rows, worst = self.comparison, self.rows, self.rows[0]
         if any(note.code == "same_allocation" for note in comparison.notes):
             return _either(self._measure("measure again into a new file, and compare that"))
@@ -173,7 +185,8 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
             if min(needs) < in_all:
                 rest = f", as {neediest.name} on {neediest.devices} needs{rest}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
-            return _either(self._more_now(more, in_all, rest))
+            steps = _either(self._more_now(more, in_all, rest))
+            return [*steps, *([self._compare_all()] if len(comparison.after.files) > 1 else [])]
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
         if "nights_differ" in codes and kind != "nights":
             return self._another_session("later")
@@ -192,7 +205,7 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
     def _remedy(self, chosen: Sequence[Row]) -> list[_Step]:
         """Return the first remedy that these rows' reasons suggest; empty if they suggest none."""
         remedy = next((w.remedy for row in chosen for w in _words(row) if w.remedy), "")
-        return self._longer() if remedy == LONGER else _either(remedy.format(maker=self._program))
+        return self._quieter() if remedy == QUIETER else _either(remedy.format(maker=self._program))
 
     @property
     def _program(self) -> str:
@@ -203,6 +216,9 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         self, text: str, options: str = "", note: str = "", dropped: Sequence[str] = ()
     ) -> _Command:
         """Return `text (note)` and the command to measure with `options` and without `dropped`."""
+        is_known = options or self.measured.started_as
+        if is_known and "--results" not in options and "--resume" not in options:
+            options = f"{options} --results {_new_file(self.comparison)}".strip()
         line = measuring(self.measured.started_as, options, dropped, otherwise=self._program)
         notes = ["other options as before"] if line and not self.measured.started_as else []
         notes += ["in a job"] if line and self.comparison.after.jobs else []
@@ -222,28 +238,21 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
     def _more_now(self, more: int, in_all: int, of_rows: str) -> _Command:
         """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark."""
         files = self.comparison.after.files
-        options, given = f"--runs {more}", ", and give that file too"
+        options = f"--runs {more}"
         if len(files) == 1:
-            options, given = f"--runs {in_all} --resume {shlex.quote(files[0])}", ""
+            options = f"--runs {in_all} --resume {shlex.quote(files[0])}"
         wall_s = more * self._run_of_each_s
         takes = about(wall_s) if wall_s > 60 else ""
         runs = phrases.counted(more, "more run")
-        return self._measure(f"make about {runs}{of_rows}{given}", options, takes)
+        return self._measure(f"make about {runs}{of_rows}", options, takes)
 
     @property
     def _run_of_each_s(self) -> float:
         """Total seconds that one run of every row takes, including start-up."""
         return sum(row.wall_s / (row.valid_runs or 1) for row in self.rows)
 
-    def _longer(self) -> list[_Step]:
-        """Return advice on longer runs or, if they would hardly help, on other remedies."""
-        used = self.rows[0].entry.configuration
-        alike = [row for row in self.rows if row.entry.configuration == used]
-        if seconds := min(longer_run_s(row.runs) for row in alike):
-            runs = min(max(_FEWEST_LONGER, self.comparison.after.most_runs or 0), _MOST_LONGER)
-            options = f"--run-seconds {seconds} --runs {runs}"
-            both = self._measure_both("in longer runs", options, len(alike) * runs * seconds)
-            return [*both, _Step("or", _LEAVE)]
+    def _quieter(self) -> list[_Step]:
+        """Return advice for runs that differ too much."""
         if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
             return self._another_session("at a quieter time", _MOST_AGAIN)
         return _either("find what disturbs these runs ('gpuscale doctor')")
@@ -251,14 +260,14 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
     def _another_session(self, when: str, most: int = 0) -> list[_Step]:
         """Return steps for a session judged with these: as many runs, or up to `most` as before."""
         before, after = self.comparison.before, self.comparison.after
-        runs = max(after.most_runs or _FEWEST_LONGER, min(before.most_runs or 0, most))
+        runs = max(after.most_runs or _FEWEST_AGAIN, min(before.most_runs or 0, most))
         text, takes = f"measure again {when}, beside these runs", about(runs * self._run_of_each_s)
-        first, *_ = after.files or ("results.jsonl",)
-        file = shlex.quote(f"{first.removesuffix('.jsonl')}-{len(after.files) + 1}.jsonl")
-        files = shlex.join((*before.files, *after.files))
-        then = _Step("then", "compare all of them", f"{_COMPARE} {files} {file}")
-        again = self._measure(text, f"--runs {runs} --results {file}", takes)
-        return [*_either(again), then, _Step("or", _LEAVE)]
+        return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
+
+    def _compare_all(self) -> _Step:
+        files = (*self.comparison.before.files, *self.comparison.after.files)
+        command = f"{_COMPARE} {shlex.join(files)} {_new_file(self.comparison)}"
+        return _Step("then", "compare all of them", command)
 
     def _how_to_find_change(self) -> str | _Command:
         """Return advice on finding the environment change at fault; empty if none is recorded."""
@@ -286,35 +295,30 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         if kind == "nights" and "odd_allocations" in notes:
             named = phrases.to_minutes(listed(notes["odd_allocations"]["names"]))
             return _either(f"if {named} was no usual night: gpuscale leave-out FOLDER --because …")
-        # Runs that may be slower, or of something else, would hide a loss in the baseline.
-        is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
-        codes = {part.code for part in parts_of(self.rows[0].entry.reason)}
-        if kind != "nights" and "both_sides_differ" in codes:
-            return self._longer()
         in_all = max(_largest_fact(row, "of_both") for row in rows)
-        wall_s = in_all * self._run_of_each_s
-        if kind == "results":
-            in_turn = self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
-            return in_turn if in_all else _either(_IN_SESSIONS)
-        if kind != "baseline":
+        codes = {part.code for part in parts_of(self.rows[0].entry.reason)}
+        if kind == "nights":
             return _either("compare again after more nights")
-        runs = f"--runs {in_all}" if in_all else ""
-        if not (self.measured.injections or is_changed):
-            text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
-            again = self._measure(text, runs, about(wall_s) if in_all else "")
-            return _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), _either(again))
-        text = "measure the machine as it was, before it changed"
-        lacking = in_all - (comparison.before.fewest_runs or 0)
-        options = f"--runs {lacking} {MORE}" if lacking > 0 else MORE
-        steps = _either(self._measure(text, options, dropped=("--inject",)))
-        steps.append(_Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl"))
-        steps.append(_Step("then", "compare again", f"{_COMPARE} {before} {after}"))
-        made = max(row.valid_runs for row in rows)
-        if in_all <= made:
-            return steps
-        some = self._some([row for row in rows if _largest_fact(row, "of_both")])
-        of_rows = f" first{'' if some == 'it' else f', for {some}'}"
-        return _first(self._more_now(in_all - made, in_all, of_rows), steps)
+        if "both_sides_differ" in codes or in_all > _MOST_AGAIN:
+            return self._quieter()
+        wall_s = in_all * self._run_of_each_s
+        if kind == "results" and in_all:
+            return self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
+        # Runs that may be slower, or of something else, would hide a loss in the baseline.
+        if any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries)):
+            options = f"--runs {max(1, in_all - (comparison.before.fewest_runs or 0))} {MORE}"
+            text = "measure the machine as it was, before it changed"
+            earlier = _either(
+                self._measure(text, options if in_all else MORE, dropped=("--inject",))
+            )
+            add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
+            return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
+        if kind == "results" or self.measured.injections or any(has_lost(r.entry) for r in rows):
+            return self._another_session("at another time")
+        runs, takes = (f"--runs {in_all}", about(wall_s)) if in_all else ("", "")
+        text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
+        again = _either(self._measure(text, runs, takes))
+        return _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), again)
 
 
 def _is_single(row: Row) -> bool:
@@ -339,10 +343,11 @@ def _is_slower(row: Row) -> bool:
 
 
 def about(seconds: float) -> str:
-    """Format an approximate duration: `about 12 min`, `about 3 h`."""
+    """Format an approximate duration: `about 12 min`, `about 3 h`; empty if it is unknown (0)."""
     minutes = math.ceil(seconds / 60)
-    short = f"{minutes} min" if seconds > 100 else f"{math.ceil(seconds / 10) * 10} s"
-    return f"about {short if minutes < 120 else f'{round(minutes / 60)} h'}"
+    long = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+    short = f"{math.ceil(seconds / 10) * 10} s"
+    return f"about {long if seconds > 100 else short}" if seconds else ""
 
 
 def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -> str:

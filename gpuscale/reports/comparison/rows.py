@@ -27,7 +27,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import DeviceSymptom, PhaseChange
 from gpuscale.records.verdict import SLOWDOWNS
 from gpuscale.reports import phrases
-from gpuscale.reports.cause_evidence import evidence, slow_rank
+from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text
@@ -94,8 +94,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Number of valid runs in the current results."""
     runs: Sequence[Run]
     """All of the row's current runs, valid and failed."""
-    slow_rank: tuple[str, str, str] | None
-    """Lagging rank, the runs in which it is slowest, and its lag; None if no loss is likely."""
 
 
 def device_of(entries: Iterable[EntryVerdict]) -> str:
@@ -129,9 +127,6 @@ def _row(
         for name, column in columns.items()
     }
     odd = odd_run_text(runs) if entry.verdict is Verdict.INCONCLUSIVE else ""
-    is_named = any(cause.ranks for cause in entry.causes)
-    slow = slow_rank(runs) if has_lost(entry) and not is_named else None
-    seen = ": ".join(slow[:2]) + slow[2] if slow else ""
     if entry.key.gpus == 1:
         numbers["E"] = Pair(phrases.UNKNOWN, phrases.UNKNOWN)
     return Row(
@@ -140,7 +135,7 @@ def _row(
         devices=phrases.devices_text(entry.device, entry.key.gpus),
         verdict=phrases.verdict_word(entry.verdict),
         quantity=quantity,
-        short_reason="; ".join(filter(None, (_short_reason(entry), odd, seen))),
+        short_reason="; ".join(filter(None, (_short_reason(entry), odd))),
         change=entry.change if decided is None else decided.change,
         moved=moved,
         numbers=numbers,
@@ -152,7 +147,6 @@ def _row(
         wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
         valid_runs=sum(run.is_valid for run in runs),
         runs=runs,
-        slow_rank=slow,
     )
 
 

@@ -97,7 +97,7 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
             point = (budget.configuration, budget.key)
             of_row = [run for run in runs if (run.configuration, run.key) == point]
             if found := slow_rank(of_row):
-                yield ": ".join((part, *found[:2])) + found[2]
+                yield f"{part}: {found}"
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
