@@ -317,7 +317,7 @@ def test_computing_that_hides_communication_says_how_much_that_gave_back() -> No
     (cause,) = lost_parts(row(step(communication_s=0.5, computing_s=9.0)), ())
     line = whole_line(cause, "cuda")
     assert line.startswith("computing (backward) +1.5 s (100 % of the 1.5 s that got longer): ")
-    assert "takes 9.00 s a step (baseline: 7.00 s), 500 ms of it taken back by shorter" in line
+    assert "takes 9.00 s a step (before: 7.00 s), 500 ms of it taken back by shorter" in line
 
 
 def test_other_processes_are_advised_only_if_the_hosts_are_not_known_to_be_idle() -> None:

@@ -315,7 +315,7 @@ def test_a_machine_has_one_notation_on_both_sides_and_its_host_stands_once() -> 
 def test_time_that_noise_puts_below_zero_is_given_as_it_was_measured() -> None:
     line = whole_line(replace(ALL_REDUCE, before_s=-0.0058, lost_s=0.0228), "cuda")
     assert line.startswith("exposed communication +23 ms")
-    assert "17.0 ms a step (baseline: −5.80 ms)" in line
+    assert "17.0 ms a step (before: −5.80 ms)" in line
 
 
 @pytest.mark.parametrize(("change", "is_named"), [(0.04, False), (-0.003, False), (-0.05, True)])
@@ -365,7 +365,8 @@ def test_runs_that_would_settle_a_row_come_before_those_of_the_baseline() -> Non
     for rows in ((uneven, soon), (soon, uneven), (soon, replace(uneven, change=lower))):
         step = headline(comparison(*rows))["next"]
         assert re.match(
-            r"make about 3 more runs, which may settle mnist_cnn/ddp( \(2\))? on 4 GPUs \(", step
+            r"make about 3 more runs, which may settle only mnist_cnn/ddp( \(2\))? on 4 GPUs \(",
+            step,
         )
 
 
@@ -378,7 +379,7 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
         assert step.startswith("next make about 10 more runs")
         assert command == "run pytest … --runs 12 --resume night.jsonl"
         assert again == "run gpuscale compare night.jsonl night.jsonl"
-        assert ("may settle mnist" in step) is (len(rows) == 2)
+        assert ("may settle only mnist" in step) is (len(rows) == 2)
     assert advice(comparison(both)) == (
         "next if you know of no change or fault, add these runs to the baseline\n"
         "run gpuscale baseline update --add night.jsonl night.jsonl\n"
@@ -409,7 +410,9 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
         noisy("further_runs", needed=3), change=Estimate(value=-0.1, low=-0.2, high=-0.01)
     )
     step = headline(comparison(toss, slower))["next"]
-    assert step.startswith("make about 3 more runs, which may settle mnist_cnn/ddp (2) on 4 GPUs (")
+    assert step.startswith(
+        "make about 3 more runs, which may settle only mnist_cnn/ddp (2) on 4 GPUs ("
+    )
 
 
 def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> None:
@@ -417,8 +420,8 @@ def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> 
     judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
     assert advice(judged) == (
         "next make about 3 more runs (other options as before; in a job)\n"
-        "run pytest … --runs 3 --results a-3.jsonl\nthen compare all of them\n"
-        "run gpuscale compare night.jsonl a.jsonl b.jsonl a-3.jsonl\n"
+        "run pytest … --runs 3 --results b-3.jsonl\nthen compare all of them\n"
+        "run gpuscale compare night.jsonl a.jsonl b.jsonl b-3.jsonl\n"
         "or leave it at that, if losses below 8.0 % may stay unfound"
     )
 
@@ -490,8 +493,7 @@ def test_where_no_number_of_runs_settles_a_row_quieter_ones_are_asked_for(code: 
     on_cpu = comparison(replace(uneven, configuration=replace(CNN, device="cpu")))
     on_cpu = replace(on_cpu, before=replace(on_cpu.before, most_runs=180))
     assert advice(on_cpu).splitlines() == [
-        "next measure again at a quieter time, beside these runs "
-        "(other options as before; in a job)",
+        "next measure again at another time, beside these runs (other options as before; in a job)",
         "run pytest … --runs 40 --results night-2.jsonl",
         "then compare all of them",
         "run gpuscale compare night.jsonl night.jsonl night-2.jsonl",

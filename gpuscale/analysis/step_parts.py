@@ -98,10 +98,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lag_of(ranks: Collection[int], steps: Sequence[Step]) -> Sample:
-    """Return the sample of log(own pace of these ranks / pace of the others), one value per run.
-
-    All ranks of a run share what disturbs it, so this varies less than the step time does.
-    """
+    """Return the sample of log(own pace of these ranks / pace of the others), one value per run."""
+    # All ranks of a run share what disturbs it, so this varies less than the step time does.
     return log_sample([_log_lag(ranks, step) for step in steps])
 
 

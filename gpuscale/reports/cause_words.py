@@ -41,8 +41,8 @@ def share_text(*alike: Cause) -> str:
         return ""
     gained_s = sorted(cause.gained_s for cause in alike)
     is_large = gained_s[-1] >= _LEAST_GAINED * max(cause.lost_s or 0.0 for cause in alike)
-    others = phrases.format_range([f"−{duration(each, 2)}" for each in gained_s])
-    others = f"; other parts {others}" if is_large else ""
+    most = f"{'up to ' * (len(alike) > 1)}−{duration(gained_s[-1], 2)}"
+    others = f"; other parts {most}" if is_large else ""
     longer, (cause, *more) = "what", alike
     if not more and cause.share and cause.lost_s:
         longer = f"the {duration(cause.lost_s / cause.share, 2)} that"
@@ -100,7 +100,7 @@ def _grown_s(cause: Cause) -> float:
 
 def _baseline(cause: Cause) -> str:
     """Return the affected part's baseline time and any clear saving by shorter communication."""
-    baseline = f"(baseline: {duration(cause.before_s)})"
+    baseline = f"(before: {duration(cause.before_s)})"
     back_s = 0.0 if cause.lost_s is None else _grown_s(cause) - cause.lost_s
     if back_s < _LEAST_BACK * _grown_s(cause):
         return baseline

@@ -157,7 +157,7 @@ WORDS: Mapping[str, Words] = {
         needs_baseline=True,
     ),
     "nights_assumed": Words(
-        "further runs of this session would probably not settle it, since sessions are assumed to "
+        "further runs of this session would probably not settle it, since sessions are taken to "
         "differ by {deviation}: from {enough} sessions on, the baseline shows by how much they do",
         needs_baseline=True,
     ),
@@ -289,8 +289,7 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "it is unknown how much sessions differ{up_to}; to be sure, measure both sides once more, "
-        "in turn",
+        "it is unknown how much sessions differ{up_to}{apart}; further sessions can tell",
         caution="",
     ),
     "assumed_spread": Words(
@@ -413,6 +412,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "sessions": lambda count: counted(count, "session"),
+    "apart": lambda difference: f"; those of now differ by {rough_percent(difference)}",
     "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
@@ -423,7 +423,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     """Fill in a sentence template with the formatted facts of the statement."""
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
-    texts = {"up_to": "", "tonight": "", "is_open_on_1": "", "looked": "", **texts}
+    texts = {"up_to": "", "apart": "", "tonight": "", "is_open_on_1": "", "looked": "", **texts}
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -85,7 +85,12 @@ def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[S
         if 0 < sessions < MINIMUM_ALLOCATIONS:
             up_to = max(each.tolerated_deviation or 0.0 for each in found)
             facts: Facts = {"sessions": sessions, "deviation": assumed}
-            yield Statement(code, facts | Facts(up_to=up_to) if up_to else facts)
+            facts |= Facts(up_to=up_to) if up_to else Facts()
+            tonight = (each.row.after.logs.values() for each in found if each.row.after)
+            means = [[statistics.fmean(logs) for logs in of_row] for of_row in tonight]
+            if (apart := max(max(of_row) - min(of_row) for of_row in means)) > assumed:
+                facts["apart"] = exponential(apart) - 1
+            yield Statement(code, facts)
             return
 
 

@@ -134,8 +134,7 @@ def certain_straggler(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Caus
     sessions that differ, can hide the loss, but not that one rank lags in each of them.
     """
     before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
-    is_named = any(cause.ranks for cause in named)
-    if is_named or change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
+    if change is None or any(c.ranks for c in named) or min(len(before), len(after)) < _ENOUGH_RUNS:
         return
     found = stragglers(row, change)
     then, now = lag_of(found.ranks, before), lag_of(found.ranks, after)

@@ -1,6 +1,7 @@
 """Advice on the next step after a comparison."""
 
 import math
+import re
 import shlex
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
@@ -79,8 +80,11 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 def _new_file(comparison: Comparison) -> str:
     """Return a name, quoted for the shell, for a further file of the current results."""
-    first, *others = comparison.after.files or ("results.jsonl",)
-    return shlex.quote(f"{first.removesuffix('.jsonl')}-{len(others) + 2}.jsonl")
+    *others, last = comparison.after.files or ("results.jsonl",)
+    stem, number = last.removesuffix(".jsonl"), len(others) + 2
+    if re.search("-[2-8]$", stem):
+        stem, number = stem[:-2], int(stem[-1]) + 1
+    return shlex.quote(f"{stem}-{number}.jsonl")
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
@@ -174,7 +178,9 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         # What may be a loss comes first.
         wanted = [worst] if worst in wanted and _is_slower(worst) else wanted
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
-            some, rest = self._some(wanted), ""
+            is_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
+            named = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
+            some, rest = "it" if is_all else f"only {named}", ""
             needs = [_soon(row) or _largest_fact(row, "perhaps") for row in wanted]
             in_all = max(needs)
             neediest = wanted[needs.index(in_all)]
@@ -195,12 +201,6 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
             return self._more_before()
         return self._remedy([worst, *rows])
-
-    def _some(self, wanted: Sequence[Row]) -> str:
-        """Return `it` if `wanted` is all undecided rows, its only row's name, or `some rows`."""
-        if len(wanted) == sum(row.entry.verdict.weight == 1 for row in self.rows):
-            return "it"
-        return f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
 
     def _remedy(self, chosen: Sequence[Row]) -> list[_Step]:
         """Return the first remedy that these rows' reasons suggest; empty if they suggest none."""
@@ -254,7 +254,7 @@ class _Adviser(msgspec.Struct, frozen=True, dict=True):
     def _quieter(self) -> list[_Step]:
         """Return advice for runs that differ too much."""
         if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
-            return self._another_session("at a quieter time", _MOST_AGAIN)
+            return self._another_session("at another time", _MOST_AGAIN)
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
     def _another_session(self, when: str, most: int = 0) -> list[_Step]:

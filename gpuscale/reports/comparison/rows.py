@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpuscale.base.grouping import by_key
-from gpuscale.base.text import format_percent, rough_percent
+from gpuscale.base.text import format_percent
 from gpuscale.judge.sides import Side
 from gpuscale.records import (
     Cause,
@@ -32,8 +32,6 @@ from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
 from gpuscale.reports.reason_words import parts_of, reason_text, short_text
 
-_MOST_FOUND = 0.5
-"""Detectable losses above this fraction of the throughput are shown as `more than half`."""
 _LEAST_LOST = 0.02
 """Smallest loss of an undecided row whose lagging rank is the headline's cause."""
 _NAMED_SUBJECTS = 3
@@ -163,14 +161,9 @@ def _short_reason(entry: EntryVerdict) -> str:
         return found.replace("GPU", "rank") if entry.device == "cpu" else found
     if entry.verdict is Verdict.OK:
         return _allowed(entry.reason)
-    if entry.verdict is not Verdict.INCONCLUSIVE:
+    if entry.verdict is not Verdict.INCONCLUSIVE or entry.further_runs is None:
         return ""
-    if entry.further_runs is not None:
-        return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
-    if (loss := entry.minimum_detectable_loss) is None:
-        return ""
-    of_most = "more than half" if loss > _MOST_FOUND else rough_percent(loss)
-    return f"a slowdown of {of_most} would be {phrases.FOUND}"
+    return f"about {phrases.counted(entry.further_runs, 'more run')} would probably settle it"
 
 
 def _allowed(reason: Statement) -> str:
