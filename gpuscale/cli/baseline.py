@@ -109,7 +109,10 @@ def _to_strengthen(
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
         again = "more-*.jsonl"
     elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
-        how, options = "measure at another time", f"--runs {most} {MORE}"
+        how, options = (
+            "measure at another time",
+            f"--runs {max(baseline_update.night_sizes(baseline).values())} {MORE}",
+        )
         again = f"{files} more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
