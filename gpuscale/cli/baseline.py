@@ -99,20 +99,16 @@ def _to_strengthen(
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
     takes = about((more / most - 1) * sum(run.wall_s or 0.0 for run in baseline.runs))
-    how, options = (
-        f"make {more} runs a row ({takes}; {fewest} may do)",
-        f"--runs {more} --resume {file}",
-    )
+    how = f"make {more} runs a row ({takes}; {fewest} may do)"
+    options = f"--runs {more} --resume {file}"
     files = again = joined(visible(f"{path}") for path in arguments.results)
     if were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
         again = "more-*.jsonl"
     elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
-        how, options = (
-            "measure at another time",
-            f"--runs {max(baseline_update.night_sizes(baseline).values())} {MORE}",
-        )
+        runs = max(baseline_update.night_sizes(baseline).values())
+        how, options = "measure at another time", f"--runs {runs} {MORE}"
         again = f"{files} more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
