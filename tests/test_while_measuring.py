@@ -3,19 +3,24 @@
 import math
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import builders
 import numpy as np
 import pytest
 from builders import QUIET_NOW, baseline, figure, measured, quiet_now, quiet_then, results, run
+from builders.causes import night_of, well
 from builders.comparisons import viewed
+from builders.nights import Fault
 from changing import replace
 from statements import codes_in, known
 
+from gpuscale.base.errors import ExitCode
 from gpuscale.judge import stopping
 from gpuscale.judge.compare import compare
 from gpuscale.judge.stopping import DecidedVerdict, RowStatus, SequentialPlan
+from gpuscale.plugin import terminal
 from gpuscale.records import Baseline, Failure, Results, Run, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 
@@ -297,3 +302,19 @@ def test_a_row_that_is_open_only_since_it_was_looked_at_often_says_so() -> None:
     row = _row(judge_session(before, now), 1)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert "looked at run by run, ok needs 98.1 % confidence" in reason_text(row.entry)
+
+
+def test_a_session_ends_with_the_exit_code_of_what_it_says_of_a_lagging_rank() -> None:
+    slow, files, ends = Fault(computing=1.2, ranks=frozenset({1})), (Path("a"), Path("b")), []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        usual = well(rng, [1, 4], deviation=0.06)
+        now = night_of(rng, [1, 4], 8, slow, deviation=0.06)
+        rule = DecidedVerdict(baseline=usual, plan=PLAN)
+        said = terminal.diagnosed(rule, now)
+        code = terminal.status_of_verdict(0, failed_tests=False, failed_runs=False, comparison=said)
+        first, *_, last = terminal.verdict_lines(rule, now, files, colour=False, exit_code=code)
+        assert first.startswith("REGRESSED") is (code == ExitCode.REGRESSED)
+        assert last.endswith(f"(exit code {int(code)})")
+        ends.append((int(rule.verdict_after(now).comparison.exit_code), int(code)))
+    assert (3, 1) in ends

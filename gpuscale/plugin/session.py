@@ -295,7 +295,7 @@ class _MeasuringSession:
             given,
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),
-            comparison=rule.verdict_after(measured).comparison if measured.runs else None,
+            comparison=terminal.diagnosed(rule, measured) if measured.runs else None,
         )
 
     def pytest_unconfigure(self) -> None:

@@ -117,16 +117,22 @@ def summary_lines(
     yield from fitted([*notes, f"results: {relative(path)}"], columns)
 
 
+def diagnosed(rule: DecidedVerdict, results: Results) -> Comparison:
+    """Return the comparison of all of a session's runs, with causes and environment changes."""
+    judged = rule.verdict_after(results)
+    comparison = diagnose(judged.sides, judged.comparison)
+    return with_environment_changes(comparison, judged.sides)
+
+
 def verdict_lines(
     rule: DecidedVerdict, results: Results, files: tuple[Path, Path], colour: bool, exit_code: int
 ) -> Iterator[str]:
     """Yield lines with the verdict and the exit code; `files` are those of baseline and results."""
-    judged = rule.verdict_after(results)
-    comparison = diagnose(judged.sides, judged.comparison)
-    comparison = with_environment_changes(comparison, judged.sides)
-    comparison = comparison.of_files(rule.baseline_kind, *([relative(path)] for path in files))
+    named = ([relative(path)] for path in files)
+    comparison = diagnosed(rule, results).of_files(rule.baseline_kind, *named)
     screen = replace(Screen.of(sys.stdout), colour=colour)
-    view = replace(view_of(comparison, judged.sides.after), exit_code=exit_code, screen=screen)
+    measured = rule.verdict_after(results).sides.after
+    view = replace(view_of(comparison, measured), exit_code=exit_code, screen=screen)
     yield from text(view).splitlines()
 
 
