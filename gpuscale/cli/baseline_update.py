@@ -27,7 +27,8 @@ from gpuscale.judge.baseline import (
 )
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.matching import machine_mismatch
-from gpuscale.judge.sides import results_of
+from gpuscale.judge.diagnose.causes import diagnose
+from gpuscale.judge.sides import results_of, sides_of
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
@@ -132,7 +133,7 @@ def additions(
             replace(file, runs=tuple(run for run in file.runs if nights[run.identity] == night))
             for file in results
         ]
-        for row in compare(baseline, of_night).entries:
+        for row in diagnose(sides_of(baseline, of_night), compare(baseline, of_night)).entries:
             if row.verdict is Verdict.INCOMPARABLE:
                 raise UsageError(f"{row.label} in {night}: {reason_text(row)}")
             if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.configuration:
