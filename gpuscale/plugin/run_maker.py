@@ -88,7 +88,7 @@ def maker_for(config: pytest.Config, command: type[CommandCase] | None) -> "RunM
     )
 
 
-class RunMaker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class RunMaker(msgspec.Struct, frozen=True, kw_only=True):
     """Executes and records the runs of a session, and decides which items need no run."""
 
     options: MeasureOptions

@@ -98,7 +98,7 @@ def _first(first: str | _Command, then: Sequence[_Step]) -> list[_Step]:
     return [*_either(first), then[0]._replace(label="then"), *then[1:]]
 
 
-class _Adviser(msgspec.Struct, frozen=True, dict=True):
+class _Adviser(msgspec.Struct, frozen=True):
     """Chooses the next steps after a comparison; `rows` must be ranked, the worst first."""
 
     comparison: Comparison
