@@ -62,7 +62,8 @@ def test_a_slow_rank_makes_a_seeming_loss_a_loss_and_noise_does_not() -> None:
     alone, with_ranks = losses(slow, 60)
     assert alone <= 45
     assert with_ranks >= 51
-    assert losses(WELL, 150) in ((0, 0), (1, 1))
+    alone, with_ranks = losses(WELL, 150)
+    assert alone == with_ranks <= 1
 
 
 @pytest.mark.thorough

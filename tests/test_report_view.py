@@ -62,7 +62,7 @@ def test_a_reason_that_several_rows_share_is_said_once_below_the_table() -> None
     quantities = (QuantityName.THROUGHPUT_ON_1, QuantityName.EFFICIENCY)
     reasons = [Statement.of("loss_not_excluded", quantity=each, **facts) for each in quantities]
     rows = [replace(row, reason=why) for row, why in zip(open_rows, reasons, strict=False)]
-    assert text_of(view(comparison(*rows))).count("the\n    earlier runs") == 1
+    assert " ".join(text_of(view(comparison(*rows))).split()).count("since the earlier runs") == 1
     # A row that is open for the runs on 1 GPU says so itself.
     facts["remedy"] = Statement.of("baseline_runs_differ", deviation=0.1, of_both=30, on_1=True)
     of_reference = Statement.of("loss_not_excluded", quantity=QuantityName.EFFICIENCY, **facts)

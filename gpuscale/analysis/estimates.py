@@ -87,18 +87,18 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     def p_below_zero(self) -> float | None:
         """Return the p-value of a one-sided test for a true value below 0; None if unknown."""
-        return self._p_value(is_opposed=self.value < 0)
+        return self._p_value(is_beyond=self.value < 0)
 
     def p_above_zero(self) -> float | None:
         """Return the p-value of a one-sided test for a true value above 0; None if unknown."""
-        return self._p_value(is_opposed=self.value > 0)
+        return self._p_value(is_beyond=self.value > 0)
 
-    def _p_value(self, *, is_opposed: bool) -> float | None:
-        """Return the p-value of a hypothesis that the value contradicts, or else agrees with."""
+    def _p_value(self, *, is_beyond: bool) -> float | None:
+        """Return a one-sided p-value; `is_beyond` tells if the value lies on the tested side."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
-        return tail if is_opposed else 1 - tail
+        return tail if is_beyond else 1 - tail
 
     def detectable_loss(
         self, *, significance: float = SIGNIFICANCE, margin: float = 0.0

@@ -198,10 +198,11 @@ def side_of_baseline(baseline: Baseline) -> Side:
 def side_of_results(results: Sequence[Results]) -> Side:
     """Build the results side of a comparison from the runs of all results."""
     placed = [(result, run) for result in results for run in result.runs]
-    # Commands that differ in where the results went, or in how many, measured the same.
-    options = ("--results", "--resume", "--runs")
-    commands = [result.started_as for result in results]
-    started = {joined(without_options(shlex.split(c or ""), options)): c for c in commands}
+    started = {result.started_as: result.started_as for result in results}
+    if len(started) > 1:
+        # Commands that differ in where the results went, or in how many, measured the same.
+        options = ("--results", "--resume", "--runs")
+        started = {joined(without_options(shlex.split(c or ""), options)): c for c in started}
     return Side(
         entries=grouped([(result.allocation_of(run), run) for result, run in placed]),
         environments=[result.environment for result in results],

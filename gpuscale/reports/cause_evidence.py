@@ -1,11 +1,10 @@
 """Describe evidence for causes of a slowdown: phases, slow ranks, devices, ports, probes."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gpuscale.analysis.probabilities import t_probability
+from gpuscale.analysis.estimates import difference
 from gpuscale.analysis.step_parts import lag_of, steps_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.text import format_bytes, format_percent, format_seconds, whole_percent
@@ -166,10 +165,10 @@ def slow_rank(runs: Iterable[Run]) -> str:
     if not behind:
         return ""
     lags, lag = [s.skew_s / s.median.pace_s for s in behind], lag_of(found.ranks, steps)
-    error = max(math.sqrt(lag.variance or 0.0), 0.001) / math.sqrt(len(steps))
-    # Probability that some of equal ranks would lag by so much.
-    chance = t_probability(-lag.mean / error, lag.df) * len(steps[0].ranks) / len(found.ranks)
-    if statistics.median(lags) < NAMED_SKEW or chance > _UNLIKELY_CHANCE:
+    p = difference(-lag.mean, [lag.term()]).p_below_zero()
+    # Any of the ranks might have been the slowest.
+    tests = len(steps[0].ranks) / len(found.ranks)
+    if statistics.median(lags) < NAMED_SKEW or p is None or p * tests > _UNLIKELY_CHANCE:
         return ""
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])

@@ -139,11 +139,11 @@ def certain_straggler(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Caus
     found = stragglers(row, change)
     then, now = lag_of(found.ranks, before), lag_of(found.ranks, after)
     gain = difference(then.mean - now.mean, [then.term(), now.term()])
-    # Any rank might have been the slowest.
-    chance = (gain.p_below_zero() or 0.0) * len(after[0].ranks)
-    if found.ranks and gain.value < -_LEAST_LAG and chance < _CHANCE:
-        found = structs.replace(found, before_s=change.before_s, after_s=change.after_s)
-        yield structs.replace(found, lost_s=change.lost_s)
+    p, tests = gain.p_below_zero(), len(after[0].ranks)
+    # Any rank might have been the slowest, so there are as many tests.
+    if found.ranks and gain.value < -_LEAST_LAG and p is not None and p * tests < _CHANCE:
+        times_s = {"before_s": change.before_s, "after_s": change.after_s}
+        yield structs.replace(found, lost_s=change.lost_s, **times_s)
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
@@ -306,10 +306,9 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     def with_causes(entry: EntryVerdict) -> EntryVerdict:
         causes, facts = causes_of(entry), entry.reason.facts
         if causes and (finding := _SEEMINGLY_LOST.get(entry.reason.code)):
-            # Of two independent signs, chance gives an unchanged row one 1 time in 40 or less.
-            both = Statement.of(
-                "straggler_besides", quantity=facts["quantity"], change=facts["change"]
-            )
+            # Two independent signs: chance gives an unchanged row each 1 time in 40 or less.
+            quantity, change = facts["quantity"], facts["change"]
+            both = Statement.of("straggler_besides", quantity=quantity, change=change)
             entry = replace(entry, verdict=Verdict.REGRESSED, finding=finding, reason=both)
             entry = replace(entry, further_runs=None)
             causes = causes_of(entry)

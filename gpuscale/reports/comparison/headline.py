@@ -154,7 +154,7 @@ def _most_lost(rows: Sequence[Row]) -> str:
 
 
 def loss_bounds(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the loss that the rows' intervals exclude, by quantity; empty if over a quarter."""
+    """Return the loss up to which the intervals reach, by quantity; empty if over a quarter."""
     bounds: dict[str, float] = {}
     for row in rows:
         # Rows with a reason beside another would pass, but their runs are not to be trusted.
