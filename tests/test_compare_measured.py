@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from builders import (
+    CNN,
     QUIET_NOW,
     QUIET_THEN,
     baseline,
@@ -61,6 +62,30 @@ def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(
     rows = ((row.verdict, row.finding, row.changed_quantity) for row in comparison.entries)
     found = [", ".join(str(word) for word in row if word) for row in rows]
     assert (found, comparison.exit_code.value) == ([on_1, on_2], code)
+
+
+@pytest.mark.parametrize(
+    ("device", "loss", "least", "most"),
+    [("cuda", 0.08, 80, 100), ("cpu", 0.08, 0, 50), ("cpu", 0.2, 95, 100)],
+)
+def test_ranks_on_a_shared_host_lost_more_than_sessions_that_differ_as_runs_do_may_show(
+    device: str, loss: float, least: int, most: int
+) -> None:
+    rng, where = random.Random(5), replace(CNN, device=device)
+
+    def session(time_s: float) -> dict[int, list[float]]:
+        return {n: [time_s * math.exp(rng.gauss(0, 0.03)) for _ in THEN] for n in (1, 2)}
+
+    found = [
+        compare(
+            baseline(session(0.1), configuration=where),
+            [measured(session(0.1 / (1 - loss)), configuration=where)],
+        )
+        for _ in range(100)
+    ]
+    assert least <= sum(each.exit_code == 1 for each in found) <= most
+    reasons = str([entry.reason for each in found for entry in each.entries])
+    assert ("'as_runs': True" in reasons) is (device == "cpu" and loss < 0.1)
 
 
 def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:

@@ -85,6 +85,7 @@ class Facts(TypedDict, total=False):
     runs: int
     sessions: int
     too_few: int
+    as_runs: bool
     valid: int
     is_open_on_1: bool
     on_1: bool

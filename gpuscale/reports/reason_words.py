@@ -158,7 +158,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_assumed": Words(
         "further runs of this session would probably not settle it, since sessions are taken to "
-        "differ by {deviation}: from {enough} sessions on, the baseline shows by how much they do",
+        "differ by {deviation}{as_runs}: from {enough} sessions on, the baseline shows by how much "
+        "they do",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -301,6 +302,7 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_left_out": Words("left out: {nights}"),
 }
+_OPTIONAL = ("up_to", "apart", "as_runs", "tonight", "is_open_on_1", "looked")
 _DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "cpu": "CPU ranks"}
 
 
@@ -412,6 +414,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "sessions": lambda count: counted(count, "session"),
+    "as_runs": lambda differ: ", as runs do here" if differ else "",
     "apart": lambda difference: f"; those of now differ by {rough_percent(difference)}",
     "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
@@ -423,7 +426,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     """Fill in a sentence template with the formatted facts of the statement."""
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
-    texts = {"up_to": "", "apart": "", "tonight": "", "is_open_on_1": "", "looked": "", **texts}
+    texts = dict.fromkeys(_OPTIONAL, "") | texts
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -35,6 +35,7 @@ from gpuscale.reports.show.formats import SHOWN_FORMATS
 from gpuscale.store.file_formats import encode_header
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
+XEON = Hardware(device="cpu", cpu_model="Xeon Gold 6138")
 CNN = Configuration(
     case="mnist_cnn",
     strategy="ddp",
@@ -199,7 +200,10 @@ def measured(
         for index, each in enumerate(of_gpus, start=1):
             numbers = each if isinstance(each, dict) else {"step_time_s": each}
             made.append(run(gpus, **numbers, configuration=configuration, index=index))
-    return results(*made, where=environment(job_id=job_id))
+    where = environment(job_id=job_id)
+    if configuration.device == "cpu":
+        where = replace(where, device="cpu", gpus=(), cpu_model=XEON.cpu_model)
+    return results(*made, where=where)
 
 
 def baseline(
@@ -212,7 +216,7 @@ def baseline(
     return Baseline(
         name="nightly",
         cluster="ARC4",
-        hardware=V100,
+        hardware=V100 if configuration.device == "cuda" else XEON,
         runs=tuple(
             Run(
                 configuration=configuration,

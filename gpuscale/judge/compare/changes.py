@@ -11,6 +11,7 @@ from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
+from gpuscale.base.host import is_gpu
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, relative_rise
@@ -52,7 +53,9 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
         name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
-        time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates)
+        # CPU ranks may share their host, whose load lasts longer than a session.
+        on_cpu = not is_gpu(self.row.points[0].configuration.device)
+        time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates, as_runs=on_cpu)
         if len(before.samples) == 1:
             return Quantities(time=time)
         of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
@@ -60,12 +63,12 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
 
         def ratio(then: SideSample, now: SideSample) -> Quantity:
-            return _change(QuantityName.EFFICIENCY, then, now, of_speedup, rates, apart)
+            return _change(QuantityName.EFFICIENCY, then, now, of_speedup, rates, apart, on_cpu)
 
         return Quantities(
             time=time,
             speedup=ratio(before, after),
-            reference=_change(on_1, before.on_1_gpu, after.on_1_gpu, of_one, rates),
+            reference=_change(on_1, before.on_1_gpu, after.on_1_gpu, of_one, rates, as_runs=on_cpu),
             other_ratios=tuple(
                 ratio(then, now.with_further_runs(further_runs)) for then, now in self.other_ratios
             ),
@@ -87,10 +90,14 @@ def _change(
     limits: Limits,
     rates: ErrorRates,
     deviation_apart: float = 0.0,
+    as_runs: bool = False,
 ) -> Quantity:
+    """Return a change; if `as_runs`, a loss must stand out even if sessions differ as runs do."""
     deviation = limits.allocation_deviation
     gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
-    return Quantity(name=name, gain=gain, limits=limits, rates=rates)
+    variances = [runs.variance or 0.0 for runs in (*before.samples, *after.samples)]
+    apart = math.sqrt(max(variances)) if as_runs else 0.0
+    return Quantity(name=name, gain=gain, limits=limits, rates=rates, session_deviation=apart)
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:

@@ -89,10 +89,17 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     """State what keeps step time (or speedup, if `of_speedup`) uncertain despite many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
+    quantity = quantities.time
     if of_speedup and quantities.speedup is not None:
-        return largest_spread(before, after, quantities.speedup.gain, further_runs=most)
-    before, after, gain = before.on_n_gpus, after.on_n_gpus, quantities.time.gain
-    return largest_spread(before, after, gain, further_runs=most)
+        quantity = quantities.speedup
+    else:
+        before, after = before.on_n_gpus, after.on_n_gpus
+    _, high = quantity.gain.interval() or (0.0, 0.0)
+    gain = quantity.cautious_gain if high < 0 else quantity.gain
+    spread = largest_spread(before, after, gain, further_runs=most)
+    if spread.code == "nights_assumed" and gain != quantity.gain:
+        return Statement(spread.code, spread.facts | Facts(as_runs=True))
+    return spread
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:

@@ -20,6 +20,8 @@ from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, part
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
 MORE = "--results more-$(date +%m%d-%H%M).jsonl"
+_RECORDED = "before.json"
+_RECORD = f"gpuscale baseline record -o {_RECORDED} --cluster before"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
@@ -196,6 +198,9 @@ class _Adviser(msgspec.Struct, frozen=True):
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
         if "nights_differ" in codes and kind != "nights":
             return self._another_session("later")
+        is_taken = any("as_runs" in part.facts for part in parts_of(worst.entry.reason))
+        if is_taken and kind != "nights" and len(comparison.after.files) == 1:
+            return self._another_session("at another time")
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -312,6 +317,9 @@ class _Adviser(msgspec.Struct, frozen=True):
                 self._measure(text, options if in_all else MORE, dropped=("--inject",))
             )
             add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
+            if kind == "results":
+                record = f"{_RECORD} {before} more-*.jsonl"
+                add, before = _Step("then", "record both", record), _RECORDED
             return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
         if kind == "results" or self.measured.injections or any(has_lost(r.entry) for r in rows):
             return self._another_session("at another time")
