@@ -337,21 +337,6 @@ def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_to
     assert (Statement.of("newer_baseline") in notes) == is_told
 
 
-@pytest.mark.parametrize(("startup_s", "is_told"), [(5.0, False), (17.0, True), (None, False)])
-def test_sides_whose_runs_are_not_of_one_length_are_named(
-    startup_s: float | None, is_told: bool
-) -> None:
-    def lasting(runs: Sequence[Run], startup_s: float | None) -> tuple[Run, ...]:
-        return tuple(replace(run, wall_s=25.0, startup_s=startup_s) for run in runs)
-
-    then, now = baseline({1: [0.1 * f for f in THEN]}), quiet_now(n1=0.1)
-    then = replace(then, runs=lasting(then.runs, 5.0))
-    now = replace(now, runs=lasting(now.runs, startup_s))
-    notes = compare(then, [now]).notes
-    told = Statement.of("lengths_differ", before_s=20.0, after_s=8.0)
-    assert (told in notes) == is_told
-
-
 def test_an_open_row_shows_the_quantity_whose_interval_lies_below_zero() -> None:
     # Real runs of two CPU ranks, of which one was slowed by 20 % before the second half of them.
     one = [0.165, 0.174, 0.156, 0.184, 0.196, 0.162], [0.145, 0.157, 0.186, 0.175, 0.193, 0.183]

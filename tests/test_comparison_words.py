@@ -195,14 +195,14 @@ def test_runs_of_tonight_that_differ_more_are_named_beside_those_of_the_baseline
 )
 def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, words: str) -> None:
     for remedy, runs in (("baseline_runs_differ", 40), ("nights_assumed", 0)):
-        row = noisy(remedy, deviation=0.1, of_both=runs, enough=4)
+        row = noisy(remedy, deviation=0.1, of_both=runs)
         row = replace(row, change=Estimate(value=-0.01, low=-0.06, high=0.04))
         steps = advice(replace(comparison(row), baseline_kind=kind))
         is_in_sessions = kind == "results" and not runs
         assert ("measure again at another time" if is_in_sessions else words) in steps
         assert ("gpuscale baseline" in steps) == (kind == "baseline")
     # A second session now tells as much as one more before, and cannot hide the loss.
-    taken = noisy("nights_assumed", deviation=0.1, enough=4, as_runs=True)
+    taken = noisy("nights_assumed", deviation=0.1, as_runs=True)
     assert "differ by 10 %, as runs do here: from 4" in reason_text(taken)
     slower = replace(taken, change=Estimate(value=-0.06, low=-0.09, high=-0.03))
     again, both = advice(replace(comparison(slower), baseline_kind=kind)), "night.jsonl night-2"

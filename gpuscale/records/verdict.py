@@ -43,9 +43,7 @@ class Facts(TypedDict, total=False):
     """Values inserted into the text of a reason or note; each name implies a type and format."""
 
     # Fractions of the throughput or the step time, relative changes, and durations.
-    after_s: float
     allowed: float
-    before_s: float
     beside: float
     bound: float
     chance: float
@@ -69,7 +67,6 @@ class Facts(TypedDict, total=False):
     # Counts.
     all_made: int
     busy: int
-    enough: int
     failed: int
     failures: Mapping[str, int]
     in_all: int

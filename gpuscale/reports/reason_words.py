@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.host import device_word
 from gpuscale.base.text import format_percent, rough_percent, significant, whole_percent
 from gpuscale.records import (
@@ -158,8 +159,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_assumed": Words(
         "further runs of this session would probably not settle it, since sessions are taken to "
-        "differ by {deviation}{as_runs}: from {enough} sessions on, the baseline shows by how much "
-        "they do",
+        f"differ by {{deviation}}{{as_runs}}: from {MINIMUM_ALLOCATIONS} sessions on, the baseline "
+        "shows by how much they do",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -241,10 +242,6 @@ WORDS: Mapping[str, Words] = {
         "the baseline was measured after these results: the two sides may be the wrong way round",
         caution="give the earlier results first",
         caution_is_first=True,
-    ),
-    "lengths_differ": Words(
-        "the baseline's runs lasted {before_s} each and these {after_s}, without start-up: the "
-        "parts of a step may differ for that alone"
     ),
     "unlikely_change": Words(
         "{row}{others}: {factor} the baseline's throughput; unless the training itself was "
@@ -383,7 +380,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("ok_bound", "significance", "tolerance"), format_percent),
     "p": rough_percent,
     **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
-    **dict.fromkeys(("before_s", "after_s"), "{:.2g} s".format),
     "value": "{:.2f}".format,
     **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),
     "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",

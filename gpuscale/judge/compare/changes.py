@@ -94,10 +94,11 @@ def _change(
 ) -> Quantity:
     """Return a change; if `as_runs`, a loss must stand out even if sessions differ as runs do."""
     deviation = limits.allocation_deviation
-    gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
-    variances = [runs.variance or 0.0 for runs in (*before.samples, *after.samples)]
-    apart = math.sqrt(max(variances)) if as_runs else 0.0
-    return Quantity(name=name, gain=gain, limits=limits, rates=rates, session_deviation=apart)
+    gain, cautious = (
+        gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart, as_runs=each)
+        for each in (False, as_runs)
+    )
+    return Quantity(name=name, gain=gain, cautious_gain=cautious, limits=limits, rates=rates)
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:

@@ -60,12 +60,10 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
     """Yield each test with its adjusted p-values, which stay None if its spread is unknown."""
-    known = [test for test in tests if test.gain.parts is not None]
-    weights = [test.weight for test in known]
-    both = [test.p_lost for test in known], [test.gain.p_above_zero() for test in known]
-    worse, better = (
-        iter(benjamini_hochberg([p for p in ps if p is not None], weights)) for ps in both
-    )
+    weights = [test.weight for test in tests if test.gain.parts is not None]
+    lost = [p for test in tests if (p := test.cautious_gain.p_below_zero()) is not None]
+    gained = [p for test in tests if (p := test.gain.p_above_zero()) is not None]
+    worse, better = (iter(benjamini_hochberg(ps, weights)) for ps in (lost, gained))
     for test in tests:
         is_known = test.gain.parts is not None
         yield replace(test, p_worse=next(worse), p_better=next(better)) if is_known else test

@@ -22,8 +22,6 @@ from gpuscale.records.verdict import Facts
 
 _UNLIKELY_GAIN, _UNLIKELY_LOSS = 2.0, 0.1
 """Factors beyond which the same training cannot plausibly get faster or slower."""
-_LONGER_RUNS = 2.0
-"""Ratio of the durations of runs from which on parts of their steps may differ for that alone."""
 
 
 def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, ...]:
@@ -38,7 +36,6 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_few_sessions(judgements, baseline.tolerances.allocation_deviation_time),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
-        *_lengths_of_runs(rows),
         *_outliers(pairs),
         *_odd_nights(judgements),
         *_published(rows),
@@ -116,18 +113,6 @@ def _swapped_or_same(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
         yield Statement.of("same_allocation", name=min(shared))
-
-
-def _lengths_of_runs(rows: Sequence[MatchedRow]) -> Iterable[Statement]:
-    """Yield a note if the runs of one side lasted over twice as long as those of the other side."""
-    lasted = [
-        [run.wall_s - run.startup_s for run in side if run.wall_s and run.startup_s is not None]
-        for side in _runs_of_sides(rows)
-    ]
-    if all(lasted):
-        before_s, after_s = map(statistics.median, lasted)
-        if max(before_s, after_s) > _LONGER_RUNS * min(before_s, after_s):
-            yield Statement.of("lengths_differ", before_s=before_s, after_s=after_s)
 
 
 def _runs_of_sides(rows: Sequence[MatchedRow]) -> tuple[list[Run], list[Run]]:

@@ -80,26 +80,22 @@ def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
     credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
     if (best := chance(credible[-1])) < _AS_LIKELY:
         return None
-    needed = next(count for count in credible if chance(count) >= max(_AS_LIKELY, best - _NEARLY))
-    likely = chance(needed)
-    return Statement.of("perhaps_settled", needed=needed, perhaps=made + needed, chance=likely)
+    more = next(count for count in credible if chance(count) >= max(_AS_LIKELY, best - _NEARLY))
+    return Statement.of("perhaps_settled", needed=more, perhaps=made + more, chance=chance(more))
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
     """State what keeps step time (or speedup, if `of_speedup`) uncertain despite many more runs."""
     most, before, after = FURTHER_RUNS[-1], pairing.before, pairing.after
     quantities = pairing.quantities(rule.tolerances, rule.rates, further_runs=most)
-    quantity = quantities.time
-    if of_speedup and quantities.speedup is not None:
-        quantity = quantities.speedup
-    else:
-        before, after = before.on_n_gpus, after.on_n_gpus
+    quantity = quantities.speedup if of_speedup else None
+    if quantity is None:
+        quantity, before, after = quantities.time, before.on_n_gpus, after.on_n_gpus
     _, high = quantity.gain.interval() or (0.0, 0.0)
     gain = quantity.cautious_gain if high < 0 else quantity.gain
     spread = largest_spread(before, after, gain, further_runs=most)
-    if spread.code == "nights_assumed" and gain != quantity.gain:
-        return Statement(spread.code, spread.facts | Facts(as_runs=True))
-    return spread
+    is_cautious = Facts(as_runs=True) if gain != quantity.gain else Facts()
+    return Statement(spread.code, spread.facts | is_cautious)
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
@@ -136,8 +132,7 @@ def required_runs(
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
     no feasible number is enough). If a host was busy in many runs of one side, the advice is to
     measure that side again; for the baseline, only if it has too few allocations to show their
-    spread. `settles` returns True for a sufficient number of further runs. `baseline_runs` is the
-    number of runs in the baseline's largest night.
+    spread. `settles` tells if so many runs suffice; the largest night before has `baseline_runs`.
     """
     if row.after is not None and were_hosts_busy(row.after.valid):
         return None, Statement.of("once_idle")

@@ -178,15 +178,18 @@ def largest_spread(
     facts: Facts = {"deviation": exponential(math.sqrt(variance)) - 1}
     if code == "baseline_runs_differ" and current.samples[widest].sample.df:
         facts["tonight"] = exponential(math.sqrt(tonight)) - 1
-    if code == "nights_assumed":
-        facts["enough"] = MINIMUM_ALLOCATIONS
     if widest and code in ("runs_differ", "baseline_runs_differ"):
         facts["on_1"] = True
     return Statement(code, facts)
 
 
 def gain_of(
-    baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
+    baseline: SideSample,
+    current: SideSample,
+    *,
+    deviation: float,
+    deviation_apart: float = 0.0,
+    as_runs: bool = False,
 ) -> Difference:
     """Estimate the gain of the current side over the baseline, on the scale of `SideSample.value`.
 
@@ -194,14 +197,18 @@ def gain_of(
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
     The variance between allocations is `deviation` squared or, with enough allocations, estimated
     with that as a prior. If the two step times of a ratio come from different allocations, each has
-    `deviation_apart` instead.
+    `deviation_apart` instead. With `as_runs`, neither is less than the deviation between runs.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
+    samples = (*baseline.samples, *current.samples)
+    if as_runs:
+        least = math.sqrt(max(each.variance or 0.0 for each in samples))
+        deviation, deviation_apart = max(deviation, least), max(deviation_apart, least)
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
-    runs = moderated_term((of, 1 / of.sample.count) for of in (*baseline.samples, *current.samples))
+    runs = moderated_term((of, 1 / of.sample.count) for of in samples)
     terms = runs, Term(variance=declared, df=math.inf)
     return difference_of_levels(baseline.value - current.value, terms)
 

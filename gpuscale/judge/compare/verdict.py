@@ -47,33 +47,15 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     """`QuantityName` of the quantity, or name of a metric."""
     gain: Difference
+    cautious_gain: Difference
+    """The gain with the error that tests for a loss assume, which may be larger on CPU ranks."""
     limits: Limits
     rates: ErrorRates
-    session_deviation: float = 0.0
-    """Deviation between sessions that tests for a loss assume if it exceeds the declared one."""
     loss_of: Callable[[float], float] = relative_fall
     """Function that converts a gain to a loss, which is then compared with the margin."""
     p_worse: float | None = None
     """One-sided p-value of a loss, adjusted for multiple testing; None if the spread is unknown."""
     p_better: float | None = None
-
-    @cached_property
-    def cautious_gain(self) -> Difference:
-        """The gain with the larger error that tests for a loss assume (see `session_deviation`)."""
-        declared, parts = self.limits.allocation_deviation, self.gain.parts
-        if not declared or parts is None or self.session_deviation <= declared:
-            return self.gain
-        larger = (self.session_deviation / declared) ** 2
-        scaled = (
-            replace(part, variance=part.variance * (larger if math.isinf(part.df) else 1.0))
-            for part in parts
-        )
-        return replace(self.gain, parts=tuple(scaled))
-
-    @property
-    def p_lost(self) -> float | None:
-        """One-sided p-value of a loss, not adjusted; None if the spread is unknown."""
-        return self.cautious_gain.p_below_zero()
 
     @property
     def weight(self) -> float:
@@ -120,7 +102,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def tolerated_deviation(self, significance: float) -> float | None:
         """Return how far sessions may deviate for a loss to be significant; None if unknown."""
-        p, parts = self.p_lost, self.gain.parts or ()
+        p, parts = self.cautious_gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if not (declared and self.p_worse and p) or self.p_worse >= significance:
             return None
@@ -137,11 +119,13 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def with_gain(self, value: float) -> "Quantity":
         """Return the quantity as if this gain had been observed, with the same error."""
-        return replace(self, gain=replace(self.gain, value=value))
+        gain, cautious = (replace(each, value=value) for each in (self.gain, self.cautious_gain))
+        return replace(self, gain=gain, cautious_gain=cautious)
 
     def moved_worse(self, significance: float) -> bool:
         """True if an unadjusted one-sided test at this level finds a loss beyond the margin."""
-        return _below(self.p_lost, significance) and self.loss > self.limits.margin
+        p = self.cautious_gain.p_below_zero()
+        return _below(p, significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
         """True if an unadjusted one-sided test at this level finds a gain beyond the margin."""
@@ -163,7 +147,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Return the test with p-values adjusted as if no other test were significant."""
         worse, better = (
             None if p is None else min(1.0, p * self.family_weight / test.weight)
-            for p in (test.p_lost, test.gain.p_above_zero())
+            for p in (test.cautious_gain.p_below_zero(), test.gain.p_above_zero())
         )
         return replace(test, p_worse=worse, p_better=better)
 

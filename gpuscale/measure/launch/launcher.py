@@ -31,10 +31,9 @@ class Launcher:
 
     Under Slurm or MPI, the files of a run lie in the results folder, which all nodes must see, and
     each rank of a user's command is a new task, because the command may need the variables that a
-    task gets. A command that starts its own ranks inherits this session's environment.
-
-    With `fresh_tasks`, Slurm or MPI starts new tasks for the ranks of every run. With
-    `preloads`, torch is imported before ranks are forked. `folder` is the results folder.
+    task gets. A command that starts its own ranks inherits this session's environment. With
+    `fresh_tasks`, Slurm or MPI starts new tasks for the ranks of every run. With `preloads`, torch
+    is imported before ranks are forked. `folder` is the results folder.
     """
 
     running: RunDirectory | None = None

@@ -20,8 +20,6 @@ from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, part
 _Command = tuple[str, str]
 """What to do, and the command that does it; empty if there is none."""
 MORE = "--results more-$(date +%m%d-%H%M).jsonl"
-_RECORDED = "before.json"
-_RECORD = f"gpuscale baseline record -o {_RECORDED} --cluster before"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
@@ -196,10 +194,9 @@ class _Adviser(msgspec.Struct, frozen=True):
             steps = _either(self._more_now(more, in_all, rest))
             return [*steps, *([self._compare_all()] if len(comparison.after.files) > 1 else [])]
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
-        if "nights_differ" in codes and kind != "nights":
-            return self._another_session("later")
         is_taken = any("as_runs" in part.facts for part in parts_of(worst.entry.reason))
-        if is_taken and kind != "nights" and len(comparison.after.files) == 1:
+        can_tell = "nights_differ" in codes or (is_taken and len(comparison.after.files) == 1)
+        if can_tell and kind != "nights":
             return self._another_session("at another time")
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and kind == "nights"
@@ -310,16 +307,13 @@ class _Adviser(msgspec.Struct, frozen=True):
         if kind == "results" and in_all:
             return self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
         # Runs that may be slower, or of something else, would hide a loss in the baseline.
-        if any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries)):
-            options = f"--runs {max(1, in_all - (comparison.before.fewest_runs or 0))} {MORE}"
+        is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
+        if kind == "baseline" and is_changed:
+            lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
+            options = f"--runs {lacking} {MORE}" if in_all else MORE
             text = "measure the machine as it was, before it changed"
-            earlier = _either(
-                self._measure(text, options if in_all else MORE, dropped=("--inject",))
-            )
+            earlier = _either(self._measure(text, options, dropped=("--inject",)))
             add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
-            if kind == "results":
-                record = f"{_RECORD} {before} more-*.jsonl"
-                add, before = _Step("then", "record both", record), _RECORDED
             return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
         if kind == "results" or self.measured.injections or any(has_lost(r.entry) for r in rows):
             return self._another_session("at another time")

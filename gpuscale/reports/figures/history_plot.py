@@ -104,11 +104,9 @@ def _notes(history: History) -> Iterator[str]:
 def _draw(axes: Axes, row: RowHistory, rates: Sequence[Mapping[PointKey, Estimate]]) -> None:
     """Draw a row's nightly throughput, taken from `rates`, and a line at each level.
 
-    A level's line joins the means of its first and its last nights, at most 15 each, and slopes
-    if these means differ.
-
-    An outlying night outside the axis limits is drawn at the limit, with a label. Nights are evenly
-    spaced because, on a date axis, a single wrong date would squeeze the rest.
+    A level's line joins the means of its first and its last nights, at most 15 each. An outlying
+    night beyond the axis is drawn at its end, with a label. Nights are evenly spaced because, on a
+    date axis, a single wrong date would squeeze the rest.
     """
     nights = {index: rates[index][row.point] for index in row.nights}
     level_rates: dict[int, float] = {}
