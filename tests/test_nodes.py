@@ -91,6 +91,7 @@ def test_a_bad_adapter_is_named_by_its_node_and_a_bad_link_by_its_two_ends(nodes
         (of_node,) = find_slow(probes(chance, nodes, slow_sender=one, devices=0))
         assert (of_node.kind, of_node.hosts) == ("node links", (f"n{one}",))
         assert 1.5 < of_node.slower < 2.8
+        assert "check its network adapter" in of_node.text
         (of_link,) = find_slow(probes(chance, nodes, slow_link=(one, other), devices=0))
         assert (of_link.kind, of_link.hosts) == ("link", (f"n{one}", f"n{other}"))
 

@@ -113,6 +113,7 @@ def test_a_device_is_slower_by_more_than_2_percent_and_than_the_others_differ() 
     unlike = replace(one, host="b", rates=(0.9, 0.9))
     (change,) = probe_changes(before[:1], [unlike, before[0]])
     assert change.probe == before[0]
+    assert len([*probe_changes(before[:2], [unlike, before[0]])]) == 2
     # Less than 2 percent may be sure and is not worth a word.
     sure = [replace(before[0], rates=(0.985, 0.985))]
     (change,) = probe_changes(before, sure)
