@@ -46,7 +46,7 @@ _SEEMINGLY_LOST = {
     "not_beyond_chance": Finding.SLOWER_TRAINING,
     "efficiency_not_beyond_chance": Finding.SCALING_LOSS,
 }
-"""What an inconclusive row, whose interval lies below zero, has lost if it has a straggler too."""
+"""Finding, by reason, of a row whose interval lies below zero and that has a straggler too."""
 
 
 def communication(row: RowEvidence, change: PartChange) -> Cause:

@@ -18,7 +18,7 @@ from gpuscale.reports.comparison.rows import Row, has_lost, sharing
 from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, parts_of
 
 _Command = tuple[str, str]
-"""What to do, and the command that does it; empty if there is none."""
+"""Text of a step, and the command that does it; empty if there is none."""
 MORE = "--results more-$(date +%m%d-%H%M).jsonl"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
