@@ -136,8 +136,8 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     runs = "; it is another rank from run to run"
     if cause.ranks and cause.seen_in:
         seen, of = cause.seen_in
-        runs = f"{'' if seen == of else 'more than usual '}in {seen} of {counted(of, 'run')}"
-        runs = f" {runs}" if cause.is_own_lag else f"; slow: {who}, {runs}"
+        runs = f"the slowest in {seen} of {counted(of, 'run')}"
+        runs = f"; it is {runs}" if cause.is_own_lag else f"; slow: {who}, {runs}"
     return f"{name} {slow} {added}", (
         f"{who if cause.is_own_lag else 'the slowest rank'} lags {duration(cause.after_s)} a step "
         f"behind the rest{how} {_baseline(cause)}, and the others wait{runs}"

@@ -184,7 +184,7 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
                 hosts=hosts,
                 device_uuids=tuple(sorted({uuid for r in ranks for uuid in identify(r)[1]})),
                 is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
-                seen_in=(max(counts[rank_id] for rank_id in ids), len(steps)),
+                seen_in=(sum(identify(step.slowest) in ids for step in steps), len(steps)),
             )
     return Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=(0, len(steps)))
 
