@@ -114,11 +114,10 @@ def test_the_limits_of_the_row_on_1_gpu_hold_for_it_as_the_reference() -> None:
 
 def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity:
     """A quantity in points without any spread, so that its loss is exactly the negative gain."""
-    exact = difference(gain, [Term(variance=0.0, df=math.inf)])
     return Quantity(
         name="E(n)",
-        gain=exact,
-        cautious_gain=exact,
+        gain=difference(gain, [Term(variance=0.0, df=math.inf)]),
+        assumed_deviation=None,
         p_worse=p,
         p_better=p,
         limits=Limits(margin=margin, ok_bound=0.5, allocation_deviation=0.0),

@@ -245,7 +245,6 @@ def test_a_change_between_few_sessions_is_doubted_and_one_over_many_is_not(
     sides = (baseline({1: QUIET}, allocations=names) for names in (["then"], NIGHTS))
     one, many = (compare(before, [moved]) for before in sides)
     assert (one.exit_code, many.exit_code) == (code, code)
-    assert facts_of(one.notes, "few_sessions")["sessions"] == 1
     known = "" if code == 0 else ": if by over "
     assert f"it is unknown how much sessions differ{known}" in said(one)["beware"]
     assert ("up_to" in facts_of(one.notes, "few_sessions")) is bool(known)
@@ -312,7 +311,7 @@ def test_a_rank_that_lags_is_named_beside_a_cause_that_names_none() -> None:
 
 
 @pytest.mark.parametrize("was_slow", [False, True])
-def test_a_rank_that_lags_in_most_runs_of_an_open_row_is_suspected_on_the_first_screen(
+def test_a_rank_that_lags_by_more_than_before_decides_a_row_that_is_open_but_for_it(
     was_slow: bool,
 ) -> None:
     lags = ((1.0, 1.2), (1.3, 1.6), (0.95, 0.94), (1.2, 1.45), (0.9, 1.1), (1.1, 1.3))
@@ -322,9 +321,9 @@ def test_a_rank_that_lags_in_most_runs_of_an_open_row_is_suspected_on_the_first_
     well = baseline_from_results([before], name="well", cluster="Here")
     later = replace(now, environment=environment(job_id="later"))
     lines = said(diagnose(sides_of(well, [later]), compare(well, [later])), later)
-    assert "INCONCLUSIVE" in lines
+    assert next(iter(lines)) == ("INCONCLUSIVE" if was_slow else "REGRESSED")
     assert lines.get("cause", "").startswith("rank 1 slow +") is not was_slow
-    assert lines.get("next", "").startswith("run 'gpuscale doctor' on node1") is not was_slow
+    assert ("again, run 'gpuscale doctor' on node1" in lines.get("then", "")) is not was_slow
 
 
 def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_by() -> None:

@@ -176,7 +176,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "only_reference_faster": faulty(computing=0.9, gpus=ONE),
     "improved": Scenario(now(faster=1.1)),
     "unlikely_gain": Scenario(now(faster=3.0)),
-    "slow_rank_of_an_open_row": on_both_sides(
+    "slow_rank_beside_noise": on_both_sides(
         Fault(computing=1.08, ranks=ONE), runs=4, gpus=(1, 2), deviation=0.05
     ),
     "quiet_row_of_few_runs": Scenario(

@@ -418,6 +418,8 @@ def test_runs_that_settle_a_row_as_likely_as_not_are_asked_for_if_it_is_the_wors
 def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> None:
     judged = comparison(noisy("further_runs", needed=3))
     judged = replace(judged, after=replace(judged.after, files=("a.jsonl", "b.jsonl")))
+    taken = replace(judged, before=replace(judged.before, files=("b-3.jsonl",)))
+    assert "--results b-4.jsonl\n" in advice(taken)
     assert advice(judged) == (
         "next make about 3 more runs (other options as before; in a job)\n"
         "run pytest … --runs 3 --results b-3.jsonl\nthen compare all of them\n"

@@ -21,7 +21,7 @@ from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.judge.compare.spread import (
     DECLARED_DF,
     SideSample,
-    estimates_allocations,
+    estimates_spread,
     gain_of,
     largest_spread,
 )
@@ -283,11 +283,11 @@ def test_two_allocations_that_evidently_differ_tell_their_own_spread(
     runs = {"a": (1.0, 1.01), "b": (1.0 + apart, 1.01 + apart)}
     pair, now = side(sample(runs)), side(sample({"c": (1.0, 1.01)}))
     assert (parts(pair, now)[0].df == 1 + DECLARED_DF) is is_evident
-    assert estimates_allocations(pair, now) is is_evident
+    assert estimates_spread(pair, now) is is_evident
     # The levels of nights are found by their history; and runs that differ as much tell nothing.
-    assert not estimates_allocations(replace(pair, is_of_nights=True), now)
+    assert not estimates_spread(replace(pair, is_of_nights=True), now)
     noisy = side(sample({name: (low - 0.05, high + 0.05) for name, (low, high) in runs.items()}))
-    assert not estimates_allocations(noisy, now)
+    assert not estimates_spread(noisy, now)
 
 
 def test_single_runs_of_two_or_three_nights_tell_their_spread_together() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.host import DEVICES, UNRECORDED
+from gpuscale.base.host import DEVICES, UNRECORDED, is_gpu
 from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.import_ import add_recorded, defaults_of, paths_of, sessions_in
@@ -97,6 +98,7 @@ def _to_strengthen(
     # The smallest loss found is about proportional to the deviation of a mean, which a few runs
     # often underestimate.
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
+    sessions = len({run.allocation for run in baseline.runs})
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as
     takes = about((more / most - 1) * sum(run.wall_s or 0.0 for run in baseline.runs))
     how = f"make {more} runs a row ({takes}; {fewest} may do)"
@@ -106,9 +108,12 @@ def _to_strengthen(
         # Further runs would not take the busy ones out of the file.
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
         again = "more-*.jsonl"
-    elif len({run.allocation for run in baseline.runs}) > 1 or more > _MOST_RUNS:
+    elif sessions > 1 or more > _MOST_RUNS or not is_gpu(baseline.hardware.device):
+        # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
-        how, options = "measure at another time", f"--runs {runs} {MORE}"
+        lacking = MINIMUM_ALLOCATIONS - sessions
+        times = "another time" if lacking < 2 else f"{lacking} other times"
+        how, options = f"measure at {times}", f"--runs {runs} {MORE}"
         again = f"{files} more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]

@@ -89,8 +89,9 @@ WORDS: Mapping[str, Words] = {
     ),
     "metric_lost": Words("{metric}; otherwise {otherwise}"),
     "slow_allocation": Words(
-        "in {name} the {rate} on {gpus} was {loss} below that of the other "
-        "sessions; all together, {otherwise}"
+        "in {name} the {rate} on {gpus} was {loss} below the baseline's; all together, {otherwise}",
+        short="one of the sessions was slower than the baseline",
+        remedy=QUIETER,
     ),
     "level_lost": Words(
         "the {rate} on {gpus} is {loss} lower from {since} on{changed}",
@@ -128,7 +129,7 @@ WORDS: Mapping[str, Words] = {
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
     ),
     "straggler_besides": Words(
-        f"{_CHANGED}, and a rank lags by more than before: each may be chance, but not both"
+        f"{_CHANGED}: that alone may be chance, but not that a rank lags by more than before"
     ),
     "speedup_unknown": Words("{otherwise}; the speedup is unknown: {why}"),
     "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
@@ -291,7 +292,7 @@ WORDS: Mapping[str, Words] = {
         caution="",
     ),
     "assumed_spread": Words(
-        "the intervals assume that sessions differ by {deviation} ({sessions} before)"
+        "the baseline has too few sessions to show how much they differ: {deviation} is assumed"
     ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",
@@ -409,7 +410,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
-    "sessions": lambda count: counted(count, "session"),
     "as_runs": lambda differ: ", as runs do here" if differ else "",
     "apart": lambda difference: f"; those of now differ by {rough_percent(difference)}",
     "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",

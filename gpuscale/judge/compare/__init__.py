@@ -18,7 +18,7 @@ from gpuscale.judge.compare.measured import judge_measured
 from gpuscale.judge.compare.notes import notes_of
 from gpuscale.judge.compare.published import judge_published
 from gpuscale.judge.compare.verdict import ErrorRates, Judgement, too_few_valid_runs
-from gpuscale.judge.sides import Sides, machine_label, sides_of
+from gpuscale.judge.sides import Sides, machine_label, sides_of, usual_means
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -102,7 +102,7 @@ def assess(sides: Sides, choice: Choice, rates: ErrorRates) -> list[Judgement]:
 
 
 def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement:
-    """Make a pass inconclusive if many runs failed or an allocation is far slower than others."""
+    """Make a pass inconclusive if many runs failed or one of several allocations is far slower."""
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
@@ -111,9 +111,11 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
         entry = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason, finding=None)
         return Judgement(row=row, entry=replace(entry, minimum_detectable_loss=None))
     means = {night: statistics.fmean(logs) for night, logs in row.after.logs.items()}
+    if row.before is None or len(means) == 1:
+        return judgement
     name = max(means, key=means.__getitem__)
-    others = [mean for night, mean in means.items() if night != name] or [means[name]]
-    loss = 1 - exponential(statistics.fmean(others) - means[name])
+    usual = statistics.fmean(usual_means(row.before, row.after).values())
+    loss = 1 - exponential(usual - means[name])
     if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
         return judgement
     reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)

@@ -13,7 +13,7 @@ from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
 from gpuscale.base.host import is_gpu
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.spread import SideSample, gain_of, usual_estimate
+from gpuscale.judge.compare.spread import SideSample, estimates_spread, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, relative_rise
 from gpuscale.judge.sides import Sides, usual_logs
 from gpuscale.records import (
@@ -30,6 +30,9 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
+
+_OF_EFFICIENCY = 0.5
+"""Deviation of E between sessions relative to that of T: all ranks of a session share its load."""
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +57,8 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         of_time = tolerances.limits(key, THROUGHPUT)
         name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
         # CPU ranks may share their host, whose load lasts longer than a session.
-        on_cpu = not is_gpu(self.row.points[0].configuration.device)
-        time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates, as_runs=on_cpu)
+        like_runs = 0.0 if is_gpu(self.row.points[0].configuration.device) else 1.0
+        time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates, like_runs)
         if len(before.samples) == 1:
             return Quantities(time=time)
         of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
@@ -63,12 +66,13 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
 
         def ratio(then: SideSample, now: SideSample) -> Quantity:
-            return _change(QuantityName.EFFICIENCY, then, now, of_speedup, rates, apart, on_cpu)
+            efficiency, share = QuantityName.EFFICIENCY, like_runs * _OF_EFFICIENCY
+            return _change(efficiency, then, now, of_speedup, rates, share, apart)
 
         return Quantities(
             time=time,
             speedup=ratio(before, after),
-            reference=_change(on_1, before.on_1_gpu, after.on_1_gpu, of_one, rates, as_runs=on_cpu),
+            reference=_change(on_1, before.on_1_gpu, after.on_1_gpu, of_one, rates, like_runs),
             other_ratios=tuple(
                 ratio(then, now.with_further_runs(further_runs)) for then, now in self.other_ratios
             ),
@@ -89,16 +93,18 @@ def _change(
     after: SideSample,
     limits: Limits,
     rates: ErrorRates,
+    like_runs: float = 0.0,
     deviation_apart: float = 0.0,
-    as_runs: bool = False,
 ) -> Quantity:
-    """Return a change; if `as_runs`, a loss must stand out even if sessions differ as runs do."""
-    deviation = limits.allocation_deviation
-    gain, cautious = (
-        gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart, as_runs=each)
-        for each in (False, as_runs)
-    )
-    return Quantity(name=name, gain=gain, cautious_gain=cautious, limits=limits, rates=rates)
+    """Return a change, assuming that sessions deviate by at least `like_runs` times as runs do."""
+    deviation, is_estimated = limits.allocation_deviation, estimates_spread(before, after)
+    if like_runs and not is_estimated:
+        variance = max(runs.variance or 0.0 for runs in (*before.samples, *after.samples))
+        least = like_runs * math.sqrt(variance)
+        deviation, deviation_apart = max(deviation, least), max(deviation_apart, least)
+    gain = gain_of(before, after, deviation=deviation, deviation_apart=deviation_apart)
+    assumed = None if is_estimated else deviation
+    return Quantity(name=name, gain=gain, assumed_deviation=assumed, limits=limits, rates=rates)
 
 
 def pairings_of(rows: Sequence[MatchedRow], sides: Sides) -> list[Pairing]:

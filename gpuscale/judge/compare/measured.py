@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.estimates import CONFIDENCE
+from gpuscale.analysis.estimates import CONFIDENCE, Difference
 from gpuscale.analysis.probabilities import benjamini_hochberg
 from gpuscale.judge.compare.changes import MetricChange, Pairing, metric_changes, pairings_of
 from gpuscale.judge.compare.matching import MatchedRow
@@ -61,12 +61,14 @@ def judge_measured(rows: Sequence[MatchedRow], sides: Sides, rates: ErrorRates) 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
     """Yield each test with its adjusted p-values, which stay None if its spread is unknown."""
     weights = [test.weight for test in tests if test.gain.parts is not None]
-    lost = [p for test in tests if (p := test.cautious_gain.p_below_zero()) is not None]
-    gained = [p for test in tests if (p := test.gain.p_above_zero()) is not None]
-    worse, better = (iter(benjamini_hochberg(ps, weights)) for ps in (lost, gained))
+    gains = [test.gain for test in tests if test.gain.parts is not None]
+    worse, better = (
+        iter(benjamini_hochberg([p for gain in gains if (p := p_of(gain)) is not None], weights))
+        for p_of in (Difference.p_below_zero, Difference.p_above_zero)
+    )
     for test in tests:
-        is_known = test.gain.parts is not None
-        yield replace(test, p_worse=next(worse), p_better=next(better)) if is_known else test
+        known = test.gain.parts is not None
+        yield replace(test, p_worse=next(worse), p_better=next(better)) if known else test
 
 
 def _judgement(
@@ -99,6 +101,7 @@ def _judgement(
         ),
         excess_losses={quantity.name: quantity.excess_loss for quantity in judged},
         decided_by=decided_by,
+        assumed_deviation=decision.quantity.assumed_deviation,
         tolerated_deviation=decision.quantity.tolerated_deviation(rule.tolerances.significance),
         is_suspect=any(quantity.moved_worse(NAMING_SIGNIFICANCE) for quantity in judged),
     )
@@ -181,7 +184,7 @@ def _minimum_detectable_loss(quantities: Quantities, rule: Rule) -> float | None
 
     def detectable(quantity: Quantity, significance: float) -> float | None:
         margin = quantity.limits.margin
-        return quantity.cautious_gain.detectable_loss(significance=significance, margin=margin)
+        return quantity.gain.detectable_loss(significance=significance, margin=margin)
 
     time, speedup, significance = quantities.time, quantities.speedup, rule.rates.significance
     # The thresholds of each test if no other test is significant.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.outliers import odd_one, outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
@@ -33,7 +32,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
     return (
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
-        *_few_sessions(judgements, baseline.tolerances.allocation_deviation_time),
+        *_few_sessions(judgements),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -73,16 +72,14 @@ def _emptiness(
         yield Statement.of("no_row_left")
 
 
-def _few_sessions(judgements: Sequence[Judgement], assumed: float) -> Iterable[Statement]:
-    """Yield a note on the `assumed` spread between allocations if the baseline has too few."""
+def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
+    """Yield a note on the assumed spread between allocations if the baseline has too few."""
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
         found = [each for each in judgements if each.entry.verdict in verdicts]
-        sessions = max((len(each.row.before.runs) for each in found if each.row.before), default=0)
-        if 0 < sessions < MINIMUM_ALLOCATIONS:
+        if assumed := max((each.assumed_deviation or 0.0 for each in found), default=0.0):
             up_to = max(each.tolerated_deviation or 0.0 for each in found)
-            facts: Facts = {"sessions": sessions, "deviation": assumed}
-            facts |= Facts(up_to=up_to) if up_to else Facts()
+            facts = Facts(deviation=assumed) | (Facts(up_to=up_to) if up_to else Facts())
             tonight = (each.row.after.logs.values() for each in found if each.row.after)
             means = [[statistics.fmean(logs) for logs in of_row] for of_row in tonight]
             if (apart := max(max(of_row) - min(of_row) for of_row in means)) > assumed:

@@ -91,11 +91,9 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     quantity = quantities.speedup if of_speedup else None
     if quantity is None:
         quantity, before, after = quantities.time, before.on_n_gpus, after.on_n_gpus
-    _, high = quantity.gain.interval() or (0.0, 0.0)
-    gain = quantity.cautious_gain if high < 0 else quantity.gain
-    spread = largest_spread(before, after, gain, further_runs=most)
-    is_cautious = Facts(as_runs=True) if gain != quantity.gain else Facts()
-    return Statement(spread.code, spread.facts | is_cautious)
+    spread = largest_spread(before, after, quantity.gain, further_runs=most)
+    like_runs = (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation
+    return Statement(spread.code, spread.facts | (Facts(as_runs=True) if like_runs else Facts()))
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:

@@ -113,7 +113,7 @@ def _difference(logs: Sequence[float]) -> float:
     return logs[0] - math.fsum(logs[1:])
 
 
-def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
+def estimates_spread(baseline: SideSample, current: SideSample) -> bool:
     """True if the spread between allocations is estimated from the baseline rather than declared.
 
     Gains are then relative to the mean of the baseline's non-outlying allocations, not of all its
@@ -130,7 +130,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 
 def usual_estimate(baseline: SideSample, current: SideSample) -> Difference:
     """Estimate the baseline's value (log T, log(T(n)/T(1)) or a metric) that gains refer to."""
-    if not estimates_allocations(baseline, current):
+    if not estimates_spread(baseline, current):
         return baseline.own_estimate()
     means = log_sample([*baseline.usual_means.values()])
     return difference(means.mean, [means.term()])
@@ -150,7 +150,7 @@ def largest_spread(
     )
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
-    is_estimated = estimates_allocations(baseline, current)
+    is_estimated = estimates_spread(baseline, current)
     # Means of allocations include the spread of the baseline's runs.
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
@@ -184,12 +184,7 @@ def largest_spread(
 
 
 def gain_of(
-    baseline: SideSample,
-    current: SideSample,
-    *,
-    deviation: float,
-    deviation_apart: float = 0.0,
-    as_runs: bool = False,
+    baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
     """Estimate the gain of the current side over the baseline, on the scale of `SideSample.value`.
 
@@ -197,18 +192,14 @@ def gain_of(
     times (1/A_baseline + 1/A_current) plus that between runs times (1/R_baseline + 1/R_current).
     The variance between allocations is `deviation` squared or, with enough allocations, estimated
     with that as a prior. If the two step times of a ratio come from different allocations, each has
-    `deviation_apart` instead. With `as_runs`, neither is less than the deviation between runs.
+    `deviation_apart` instead.
     """
-    if estimates_allocations(baseline, current):
+    if estimates_spread(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
-    samples = (*baseline.samples, *current.samples)
-    if as_runs:
-        least = math.sqrt(max(each.variance or 0.0 for each in samples))
-        deviation, deviation_apart = max(deviation, least), max(deviation_apart, least)
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
-    runs = moderated_term((of, 1 / of.sample.count) for of in samples)
+    runs = moderated_term((of, 1 / of.sample.count) for of in (*baseline.samples, *current.samples))
     terms = runs, Term(variance=declared, df=math.inf)
     return difference_of_levels(baseline.value - current.value, terms)
 

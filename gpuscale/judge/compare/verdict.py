@@ -47,8 +47,8 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     """`QuantityName` of the quantity, or name of a metric."""
     gain: Difference
-    cautious_gain: Difference
-    """The gain with the error that tests for a loss assume, which may be larger on CPU ranks."""
+    assumed_deviation: float | None
+    """Deviation between sessions that the gain's error assumes; None if it is estimated."""
     limits: Limits
     rates: ErrorRates
     loss_of: Callable[[float], float] = relative_fall
@@ -102,7 +102,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def tolerated_deviation(self, significance: float) -> float | None:
         """Return how far sessions may deviate for a loss to be significant; None if unknown."""
-        p, parts = self.cautious_gain.p_below_zero(), self.gain.parts or ()
+        p, parts = self.gain.p_below_zero(), self.gain.parts or ()
         declared = math.fsum(part.variance for part in parts if math.isinf(part.df))
         if not (declared and self.p_worse and p) or self.p_worse >= significance:
             return None
@@ -110,7 +110,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         runs = replace(self.gain, parts=tuple(part for part in parts if not math.isinf(part.df)))
         room = max(0.0, self.gain.value**2 - (runs.half_width(1 - level) or 0.0) ** 2)
         factor = math.sqrt(room / declared) / normal_quantile(1 - level)
-        return self.limits.allocation_deviation * factor
+        return (self.assumed_deviation or 0.0) * factor
 
     @property
     def is_better(self) -> bool:
@@ -119,13 +119,11 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def with_gain(self, value: float) -> "Quantity":
         """Return the quantity as if this gain had been observed, with the same error."""
-        gain, cautious = (replace(each, value=value) for each in (self.gain, self.cautious_gain))
-        return replace(self, gain=gain, cautious_gain=cautious)
+        return replace(self, gain=replace(self.gain, value=value))
 
     def moved_worse(self, significance: float) -> bool:
         """True if an unadjusted one-sided test at this level finds a loss beyond the margin."""
-        p = self.cautious_gain.p_below_zero()
-        return _below(p, significance) and self.loss > self.limits.margin
+        return _below(self.gain.p_below_zero(), significance) and self.loss > self.limits.margin
 
     def moved_better(self, significance: float) -> bool:
         """True if an unadjusted one-sided test at this level finds a gain beyond the margin."""
@@ -147,7 +145,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Return the test with p-values adjusted as if no other test were significant."""
         worse, better = (
             None if p is None else min(1.0, p * self.family_weight / test.weight)
-            for p in (test.cautious_gain.p_below_zero(), test.gain.p_above_zero())
+            for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
         )
         return replace(test, p_worse=worse, p_better=better)
 
@@ -283,6 +281,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Observed loss minus the margin, by name of the quantity."""
     decided_by: str | None = None
     """Key in `excess_losses` of the quantity that decided the verdict."""
+    assumed_deviation: float | None = None
+    """Deviation between sessions that the change's error assumes; None if it is estimated."""
     tolerated_deviation: float | None = None
     """Deviation between sessions up to which a found loss stays significant; None if unknown."""
     is_suspect: bool = False

@@ -42,13 +42,6 @@ _LEAST_LAG, _CHANCE = 0.02, 0.01
 the largest probability of it by chance."""
 
 
-_SEEMINGLY_LOST = {
-    "not_beyond_chance": Finding.SLOWER_TRAINING,
-    "efficiency_not_beyond_chance": Finding.SCALING_LOSS,
-}
-"""Finding, by reason, of a row whose interval lies below zero and that has a straggler too."""
-
-
 def communication(row: RowEvidence, change: PartChange) -> Cause:
     """Return the cause of time lost in communication that the backward pass does not hide."""
     links = [symptom for symptom in row.symptoms if symptom.kind in LINKS]
@@ -305,10 +298,12 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
 
     def with_causes(entry: EntryVerdict) -> EntryVerdict:
         causes, facts = causes_of(entry), entry.reason.facts
-        if causes and (finding := _SEEMINGLY_LOST.get(entry.reason.code)):
-            # Two independent signs: chance gives an unchanged row each 1 time in 40 or less.
-            quantity, change = facts["quantity"], facts["change"]
-            both = Statement.of("straggler_besides", quantity=quantity, change=change)
+        change, is_open = facts.get("change"), entry.verdict is Verdict.INCONCLUSIVE
+        # Chance alone names a rank 1 time in 100, and rarely where the row seems slower too.
+        if causes and is_open and change and change.value < -facts.get("margin", math.inf):
+            is_of_e = entry.changed_quantity is QuantityName.EFFICIENCY
+            finding = Finding.SCALING_LOSS if is_of_e else Finding.SLOWER_TRAINING
+            both = Statement.of("straggler_besides", quantity=facts["quantity"], change=change)
             entry = replace(entry, verdict=Verdict.REGRESSED, finding=finding, reason=both)
             entry = replace(entry, further_runs=None)
             causes = causes_of(entry)

@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -81,10 +82,11 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 def _new_file(comparison: Comparison) -> str:
     """Return a name, quoted for the shell, for a further file of the current results."""
     *others, last = comparison.after.files or ("results.jsonl",)
-    stem, number = last.removesuffix(".jsonl"), len(others) + 2
-    if re.search("-[2-8]$", stem):
-        stem, number = stem[:-2], int(stem[-1]) + 1
-    return shlex.quote(f"{stem}-{number}.jsonl")
+    stem, number = re.sub("-[2-8]$", "", last.removesuffix(".jsonl")), len(others) + 2
+    known = (*comparison.before.files, *comparison.after.files)
+    while (name := f"{stem}-{number}.jsonl") in known or Path(name).exists():
+        number += 1
+    return shlex.quote(name)
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
