@@ -62,7 +62,6 @@ class Facts(TypedDict, total=False):
     tonight: float
     tolerance: float
     up_to: float
-    apart: float
     value: float
     # Counts.
     all_made: int

@@ -288,7 +288,7 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "it is unknown how much sessions differ{up_to}{apart}; further sessions can tell",
+        "it is unknown how much sessions differ{up_to}; further sessions can tell",
         caution="",
     ),
     "assumed_spread": Words(
@@ -300,7 +300,6 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_left_out": Words("left out: {nights}"),
 }
-_OPTIONAL = ("up_to", "apart", "as_runs", "tonight", "is_open_on_1", "looked")
 _DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "cpu": "CPU ranks"}
 
 
@@ -411,7 +410,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "as_runs": lambda differ: ", as runs do here" if differ else "",
-    "apart": lambda difference: f"; those of now differ by {rough_percent(difference)}",
     "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
@@ -422,7 +420,7 @@ def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, devic
     """Fill in a sentence template with the formatted facts of the statement."""
     texts = {name: _fact_text(name, fact, entry, device) for name, fact in statement.facts.items()}
     texts["device"] = device_word(device)
-    texts = dict.fromkeys(_OPTIONAL, "") | texts
+    texts = dict.fromkeys(("up_to", "as_runs", "tonight", "is_open_on_1", "looked"), "") | texts
     texts["on_1"] = f" on 1 {texts['device']}, the reference of E," if "on_1" in texts else ""
     if entry is not None:
         texts |= {"n": str(entry.key.gpus), "gpus": devices_text(device, entry.key.gpus)}

@@ -31,9 +31,6 @@ from gpuscale.records import (
 )
 from gpuscale.records.baseline import SPEEDUP, THROUGHPUT
 
-_OF_EFFICIENCY = 0.5
-"""Deviation of E between sessions relative to that of T: all ranks of a session share its load."""
-
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     """A row's samples in baseline and results, with those on 1 GPU if its speedup can be judged."""
@@ -66,7 +63,8 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
 
         def ratio(then: SideSample, now: SideSample) -> Quantity:
-            efficiency, share = QuantityName.EFFICIENCY, like_runs * _OF_EFFICIENCY
+            # Most of a session's load slows T(1) and T(n) alike.
+            efficiency, share = QuantityName.EFFICIENCY, like_runs / 2
             return _change(efficiency, then, now, of_speedup, rates, share, apart)
 
         return Quantities(

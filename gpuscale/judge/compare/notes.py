@@ -80,10 +80,6 @@ def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
         if assumed := max((each.assumed_deviation or 0.0 for each in found), default=0.0):
             up_to = max(each.tolerated_deviation or 0.0 for each in found)
             facts = Facts(deviation=assumed) | (Facts(up_to=up_to) if up_to else Facts())
-            tonight = (each.row.after.logs.values() for each in found if each.row.after)
-            means = [[statistics.fmean(logs) for logs in of_row] for of_row in tonight]
-            if (apart := max(max(of_row) - min(of_row) for of_row in means)) > assumed:
-                facts["apart"] = exponential(apart) - 1
             yield Statement(code, facts)
             return
 

@@ -17,6 +17,7 @@ from gpuscale.judge.sides import Sides
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
+    Estimate,
     Finding,
     MetricSpec,
     QuantityName,
@@ -297,15 +298,15 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
         return tuple(confirmed(row.informed(cause), *probes) for cause in named)
 
     def with_causes(entry: EntryVerdict) -> EntryVerdict:
-        causes, facts = causes_of(entry), entry.reason.facts
-        change, is_open = facts.get("change"), entry.verdict is Verdict.INCONCLUSIVE
+        causes = causes_of(entry)
         # Chance alone names a rank 1 time in 100, and rarely where the row seems slower too.
-        if causes and is_open and change and change.value < -facts.get("margin", math.inf):
-            is_of_e = entry.changed_quantity is QuantityName.EFFICIENCY
+        if causes and entry.verdict is Verdict.INCONCLUSIVE and (lost := _seeming_loss(entry)):
+            quantity, change = lost
+            is_of_e = quantity is QuantityName.EFFICIENCY
             finding = Finding.SCALING_LOSS if is_of_e else Finding.SLOWER_TRAINING
-            both = Statement.of("straggler_besides", quantity=facts["quantity"], change=change)
+            both = Statement.of("straggler_besides", quantity=quantity, change=change)
             entry = replace(entry, verdict=Verdict.REGRESSED, finding=finding, reason=both)
-            entry = replace(entry, further_runs=None)
+            entry = replace(entry, change=change, changed_quantity=quantity, further_runs=None)
             causes = causes_of(entry)
         return replace(entry, causes=causes) if causes else entry
 
@@ -319,6 +320,17 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     if shown := {uuid: at for uuid, at in places.items() if uuid in uuids}:
         notes += (Statement.of("gpu_places", places=shown),)
     return replace(comparison, entries=entries, notes=notes)
+
+
+def _seeming_loss(entry: EntryVerdict) -> tuple[QuantityName, Estimate] | None:
+    """Return the judged change, or else that of E, if it is worse by more than the margin."""
+    then, now = entry.baseline.efficiency, entry.current.efficiency
+    of_e = Estimate(value=now.value / then.value - 1) if then and now else None
+    margin = entry.reason.facts.get("margin", math.inf)
+    for name, change in ((entry.changed_quantity, entry.change), (QuantityName.EFFICIENCY, of_e)):
+        if name and change and change.value < -margin:
+            return name, change
+    return None
 
 
 def _finders(verdict: Verdict) -> Sequence[Finder]:

@@ -196,10 +196,8 @@ class _Adviser(msgspec.Struct, frozen=True):
             steps = _either(self._more_now(more, in_all, rest))
             return [*steps, *([self._compare_all()] if len(comparison.after.files) > 1 else [])]
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
-        is_taken = any("as_runs" in part.facts for part in parts_of(worst.entry.reason))
-        can_tell = "nights_differ" in codes or (is_taken and len(comparison.after.files) == 1)
-        if can_tell and kind != "nights":
-            return self._another_session("at another time")
+        if "nights_differ" in codes and kind != "nights":
+            return self._another_session()
         # One run a night is enough once there are several nights.
         needs_nights = _is_single(worst) and kind == "nights"
         if needs_nights or any(words.needs_baseline for words in _words(worst)):
@@ -258,14 +256,15 @@ class _Adviser(msgspec.Struct, frozen=True):
     def _quieter(self) -> list[_Step]:
         """Return advice for runs that differ too much."""
         if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
-            return self._another_session("at another time", _MOST_AGAIN)
+            return self._another_session(_MOST_AGAIN)
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
-    def _another_session(self, when: str, most: int = 0) -> list[_Step]:
+    def _another_session(self, most: int = 0) -> list[_Step]:
         """Return steps for a session judged with these: as many runs, or up to `most` as before."""
         before, after = self.comparison.before, self.comparison.after
         runs = max(after.most_runs or _FEWEST_AGAIN, min(before.most_runs or 0, most))
-        text, takes = f"measure again {when}, beside these runs", about(runs * self._run_of_each_s)
+        text = "measure again at another time, beside these runs"
+        takes = about(runs * self._run_of_each_s)
         return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
 
     def _compare_all(self) -> _Step:
@@ -318,7 +317,7 @@ class _Adviser(msgspec.Struct, frozen=True):
             add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
             return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
         if kind == "results" or self.measured.injections or any(has_lost(r.entry) for r in rows):
-            return self._another_session("at another time")
+            return self._another_session()
         runs, takes = (f"--runs {in_all}", about(wall_s)) if in_all else ("", "")
         text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
         again = _either(self._measure(text, runs, takes))
