@@ -260,6 +260,10 @@ def test_a_night_that_lost_much_among_several_is_named_and_no_pass() -> None:
     # One that is as before is not slow, however fast the others were.
     fast = measured({1: [0.09 * f for f in NOW]}, job_id="fast")
     assert row_on(1, compare(before, [nights[0], fast])).verdict.is_pass
+    # Nor is one that may be so by chance, since the nights before differ as much.
+    uneven = baseline({1: [0.1 * f for f in (0.96, 1.04, 0.97, 1.03, 1.0)]}, allocations=NIGHTS)
+    alike = measured({1: [0.107 * f for f in NOW]}, job_id="slow")
+    assert row_on(1, compare(uneven, [*nights, *nights, alike])).reason.code != "slow_allocation"
 
 
 def test_speedups_over_several_nights_are_taken_night_by_night() -> None:

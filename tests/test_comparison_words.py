@@ -201,8 +201,12 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
         is_in_sessions = kind == "results" and not runs
         assert ("measure again at another time" if is_in_sessions else words) in steps
         assert ("gpuscale baseline" in steps) == (kind == "baseline")
-    taken = noisy("nights_assumed", deviation=0.1, as_runs=True)
+    taken = noisy("nights_assumed", deviation=0.1, as_runs=True, sessions=1)
     assert "differ by 10 %, as runs do here: from 4" in reason_text(taken)
+    steps = advice(replace(comparison(taken), baseline_kind=kind))
+    assert (", at 3 other times (" in steps) is (kind != "nights")
+    made = "baseline record night.jsonl more-*.jsonl --cluster before -o before.json\n"
+    assert (made in steps) is ("compare before.json night.jsonl" in steps) is (kind == "results")
     # No number of nights before tells what is special about this one.
     doubt = replace(comparison(noisy("nights_differ", deviation=0.1)), baseline_kind=kind)
     of_several = "run gpuscale compare night.jsonl night.jsonl night-2.jsonl"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED, is_gpu
 from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
@@ -23,7 +22,7 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import MORE, about, measuring
+from gpuscale.reports.comparison.next_step import MORE, about, at_other_times, measuring
 from gpuscale.reports.phrases import FOUND, busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
@@ -111,9 +110,7 @@ def _to_strengthen(
     elif sessions > 1 or more > _MOST_RUNS or not is_gpu(baseline.hardware.device):
         # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
-        lacking = MINIMUM_ALLOCATIONS - sessions
-        times = "another time" if lacking < 2 else f"{lacking} other times"
-        how, options = f"measure at {times}", f"--runs {runs} {MORE}"
+        how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {MORE}"
         again = f"{files} more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]

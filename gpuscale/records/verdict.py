@@ -79,6 +79,7 @@ class Facts(TypedDict, total=False):
     ranks: int
     run: int
     runs: int
+    sessions: int
     too_few: int
     as_runs: bool
     valid: int

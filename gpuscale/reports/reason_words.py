@@ -129,7 +129,7 @@ WORDS: Mapping[str, Words] = {
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
     ),
     "straggler_besides": Words(
-        f"{_CHANGED}: that alone may be chance, but not that a rank lags by more than before"
+        f"{_CHANGED}: that alone would not prove a loss; that a rank lags beyond chance does"
     ),
     "speedup_unknown": Words("{otherwise}; the speedup is unknown: {why}"),
     "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
@@ -262,10 +262,6 @@ WORDS: Mapping[str, Words] = {
     "outlying_allocations": Words(
         "left out of the baseline: {names}, where T of {row}{others} "
         "differed by up to {difference} from the other sessions"
-    ),
-    "odd_allocations": Words(
-        "far from the rest of the baseline, which has too few sessions to leave it out: "
-        "{names}, where T of {row}{others} differed by up to {difference}"
     ),
     "published_in_other_precision": Words(
         "the reference figures are of {then}; {label} was measured in {now}"

@@ -4,12 +4,13 @@ A nightly run is also judged by the history of earlier nights, which shows lasti
 comparison of only two sides misses.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuscale.analysis.estimates import exponential
+from gpuscale.analysis.estimates import exponential, grouped_log_sample, log_sample
 from gpuscale.analysis.history import History
 from gpuscale.analysis.nights import changes_on_night
 from gpuscale.judge.compare.earlier import EarlierNights
@@ -33,6 +34,9 @@ from gpuscale.records import (
 )
 from gpuscale.records.baseline import THROUGHPUT
 from gpuscale.records.configuration import ALL_ROWS, Choice
+
+_FAR = 3.0
+"""Deviations from the baseline beyond which one of several sessions is slow, and not by chance."""
 
 
 def compare(
@@ -114,9 +118,12 @@ def _no_doubtful_pass(judgement: Judgement, tolerances: Tolerances) -> Judgement
     if row.before is None or len(means) == 1:
         return judgement
     name = max(means, key=means.__getitem__)
-    usual = statistics.fmean(usual_means(row.before, row.after).values())
-    loss = 1 - exponential(usual - means[name])
-    if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
+    usual = log_sample([*usual_means(row.before, row.after).values()])
+    loss = 1 - exponential(usual.mean - means[name])
+    between = usual.variance or (judgement.assumed_deviation or 0.0) ** 2
+    of_runs = grouped_log_sample(row.after.logs.values()).variance or 0.0
+    chance = _FAR * math.sqrt(between + of_runs / len(row.after.logs[name]))
+    if loss <= max(chance, tolerances.limits(row.key, THROUGHPUT).ok_bound):
         return judgement
     reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)
     return replace(judgement, entry=replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason))
@@ -189,7 +196,7 @@ def _notes_on_nights(history: History, *, may_be_lost: bool) -> Iterator[Stateme
 
 def _by_folder(note: Statement, folders: Mapping[str, str]) -> Statement:
     """In a note on outlying nights, replace allocation names by folder names, which users know."""
-    if note.code not in ("outlying_allocations", "odd_allocations"):
+    if note.code != "outlying_allocations":
         return note
     names = tuple(folders.get(name, name) for name in note.facts["names"])
     return Statement(note.code, {**note.facts, "names": names})

@@ -1,13 +1,12 @@
 """Notes on a comparison, such as an uncertain baseline, omitted rows or implausible numbers."""
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.outliers import odd_one, outlying_allocations
+from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
 from gpuscale.judge.compare.matching import MatchedRow, first_failure
@@ -36,7 +35,6 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
-        *_odd_nights(judgements),
         *_published(rows),
         *_failed_runs(rows),
         *_busy_hosts(rows),
@@ -138,22 +136,6 @@ def outlying_nights(pairs: Iterable[tuple[Entry, Entry | None]]) -> Iterable[Sta
     """Yield a note if there are outlying baseline allocations; pairs are (baseline, current)."""
     if facts := _of_worst((one, outlying_allocations(usual_means(one, now))) for one, now in pairs):
         yield Statement.of("outlying_allocations", **facts)
-
-
-def _odd_nights(judgements: Sequence[Judgement]) -> Iterable[Statement]:
-    """Yield a note on suspected outliers among the baseline allocations of inconclusive rows."""
-    found = []
-    for row in (each.row for each in judgements if each.entry.verdict is Verdict.INCONCLUSIVE):
-        if row.before and row.after and row.after.logs:
-            means = usual_means(row.before, row.after)
-            # A night that tonight is like may have begun a new level.
-            place = odd_one([*means.values(), row.after.sample.mean])
-            if place is not None and place < len(means) and not outlying_allocations(means):
-                name = [*means][place]
-                others = [mean for night, mean in means.items() if night != name]
-                found.append((row.before, {name: means[name] - statistics.median(others)}))
-    if facts := _of_worst(found):
-        yield Statement.of("odd_allocations", **facts)
 
 
 def _of_worst(found: Iterable[tuple[Entry, Mapping[str, float]]]) -> Facts:

@@ -103,11 +103,13 @@ def _loss(rows: Sequence[Row]) -> str:
     bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     ends = sorted(abs(end) for bound in bounds for end in bound)
     by = _span([abs(change.value) for change in changes])
-    # An interval around zero cannot be given without signs.
-    one_sided = all((low > 0) == (high > 0) for low, high in bounds)
     within = ""
-    if ends and one_sided:
+    if ends and all((low > 0) == (high > 0) for low, high in bounds):
         within = f" [{', '.join(format_distinct(rough_percent, ends[0], ends[-1]))}]"
+    elif ends:
+        # An interval around zero cannot be given without signs.
+        signed = (min(low for low, _ in bounds), max(high for _, high in bounds))
+        within = f" [{', '.join(map(phrases.percent_text, signed))}]"
     starts = [row.entry.since or "" for row in rows]
     from_then = f", from {min(starts)} on" if all(starts) else ""
     if entry.verdict is Verdict.INCONSISTENT:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.text import format_percent, joined, whole_percent, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
-from gpuscale.records.environment_diff import listed, may_lead_to
+from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of, loss_bounds
 from gpuscale.reports.comparison.rows import Row, has_lost, sharing
@@ -262,7 +263,8 @@ class _Adviser(msgspec.Struct, frozen=True):
     def _another_session(self, most: int = 0) -> list[_Step]:
         """Return steps for a session judged with these: as many runs, or up to `most` as before."""
         before, after = self.comparison.before, self.comparison.after
-        runs = max(after.most_runs or _FEWEST_AGAIN, min(before.most_runs or 0, most))
+        made = math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1))
+        runs = max(made, min(before.most_runs or 0, most))
         text = "measure again at another time, beside these runs"
         takes = about(runs * self._run_of_each_s)
         return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
@@ -291,17 +293,14 @@ class _Adviser(msgspec.Struct, frozen=True):
     def _more_before(self) -> list[_Step]:
         """Return advice for rows that need more baseline runs (or nights) for a verdict."""
         comparison, rows = self.comparison, self.rows
-        notes = {note.code: note.facts for note in comparison.notes}
         sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
         before, after = map(shlex.join, sides)
         kind = comparison.baseline_kind
-        if kind == "nights" and "odd_allocations" in notes:
-            named = phrases.to_minutes(listed(notes["odd_allocations"]["names"]))
-            return _either(f"if {named} was no usual night: gpuscale leave-out FOLDER --because …")
         in_all = max(_largest_fact(row, "of_both") for row in rows)
         codes = {part.code for part in parts_of(self.rows[0].entry.reason)}
         if kind == "nights":
-            return _either("compare again after more nights")
+            far = "leave out any that 'gpuscale history' calls far from the others"
+            return _either(f"compare again after more nights; {far}")
         if "both_sides_differ" in codes or in_all > _MOST_AGAIN:
             return self._quieter()
         wall_s = in_all * self._run_of_each_s
@@ -309,19 +308,32 @@ class _Adviser(msgspec.Struct, frozen=True):
             return self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
         # Runs that may be slower, or of something else, would hide a loss in the baseline.
         is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
-        if kind == "baseline" and is_changed:
+        may_hide = self.measured.injections or any(has_lost(row.entry) for row in rows)
+        sessions = _largest_fact(rows[0], "sessions")
+        if (kind == "baseline" and is_changed) or (sessions and (kind == "results" or may_hide)):
             lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
             options = f"--runs {lacking} {MORE}" if in_all else MORE
-            text = "measure the machine as it was, before it changed"
+            when = f", {at_other_times(sessions)}" if sessions else ""
+            text = f"measure the machine as it was, before it changed{when}"
             earlier = _either(self._measure(text, options, dropped=("--inject",)))
             add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
+            if kind == "results":
+                record = f"gpuscale baseline record {before} more-*.jsonl --cluster before"
+                before = "before.json"
+                add = _Step("then", "make a baseline of all that", f"{record} -o {before}")
             return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
-        if kind == "results" or self.measured.injections or any(has_lost(r.entry) for r in rows):
+        if kind == "results" or may_hide:
             return self._another_session()
         runs, takes = (f"--runs {in_all}", about(wall_s)) if in_all else ("", "")
         text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
         again = _either(self._measure(text, runs, takes))
         return _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), again)
+
+
+def at_other_times(sessions: int) -> str:
+    """Say at how many other times to measure until the spread of `sessions` is known."""
+    lacking = MINIMUM_ALLOCATIONS - sessions
+    return f"at {lacking} other times" if lacking > 1 else "at another time"
 
 
 def _is_single(row: Row) -> bool:
