@@ -204,7 +204,7 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
     taken = noisy("nights_assumed", deviation=0.1, as_runs=True, sessions=1)
     assert "differ by 10 %, as runs do here: from 4" in reason_text(taken)
     steps = advice(replace(comparison(taken), baseline_kind=kind))
-    assert (", at 3 other times (" in steps) is (kind != "nights")
+    assert (", at 3 other times, best hours apart (" in steps) is (kind != "nights")
     made = "baseline record night.jsonl more-*.jsonl --cluster before -o before.json\n"
     assert (made in steps) is ("compare before.json night.jsonl" in steps) is (kind == "results")
     # No number of nights before tells what is special about this one.

@@ -93,7 +93,8 @@ def _losses(rows: Sequence[Row]) -> Iterator[str]:
     groups = by_key(((kind(row), phrases.rate_word(row.entry.configuration)), row) for row in rows)
     for group in groups.values():
         count = f" ({phrases.counted(len(group), 'row')})" if len(groups) > 1 else ""
-        yield f"{_loss(group)}{count}"
+        is_by_rank = all(row.entry.reason.code == "straggler_besides" for row in group)
+        yield f"{'a rank lags beyond chance; ' if is_by_rank else ''}{_loss(group)}{count}"
 
 
 def _loss(rows: Sequence[Row]) -> str:

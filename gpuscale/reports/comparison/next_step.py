@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
-from gpuscale.base.text import format_percent, joined, whole_percent, without_options
+from gpuscale.base.text import format_percent, joined, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import may_lead_to
@@ -82,8 +82,8 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 def _new_file(comparison: Comparison) -> str:
     """Return a name, quoted for the shell, for a further file of the current results."""
-    *others, last = comparison.after.files or ("results.jsonl",)
-    stem, number = re.sub("-[2-8]$", "", last.removesuffix(".jsonl")), len(others) + 2
+    last = (comparison.after.files or ("results.jsonl",))[-1]
+    stem, number = re.sub("-[2-8]$", "", last.removesuffix(".jsonl")), 2
     known = (*comparison.before.files, *comparison.after.files)
     while (name := f"{stem}-{number}.jsonl") in known or Path(name).exists():
         number += 1
@@ -183,17 +183,12 @@ class _Adviser(msgspec.Struct, frozen=True):
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             is_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
             named = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
-            some, rest = "it" if is_all else f"only {named}", ""
-            needs = [_soon(row) or _largest_fact(row, "perhaps") for row in wanted]
-            in_all = max(needs)
-            neediest = wanted[needs.index(in_all)]
-            odds = max(part.facts.get("chance", 0) for part in parts_of(neediest.entry.reason))
-            if odds or some != "it" or not any(map(_soon, wanted)):
-                rest = f", which may settle {some}"
-                rest += f" with a probability of {whole_percent(odds)}" if odds else ""
-            if min(needs) < in_all:
-                rest = f", as {neediest.name} on {neediest.devices} needs{rest}"
+            some = "it" if is_all else f"only {named}"
+            in_all = max(_soon(row) or _largest_fact(row, "perhaps") for row in wanted)
+            rest = "" if is_all and all(map(_soon, wanted)) else f", which may settle {some}"
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
+            if self._can_be_shared:
+                return self._another_session(more)
             steps = _either(self._more_now(more, in_all, rest))
             return [*steps, *([self._compare_all()] if len(comparison.after.files) > 1 else [])]
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
@@ -256,15 +251,20 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _quieter(self) -> list[_Step]:
         """Return advice for runs that differ too much."""
-        if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
-            return self._another_session(_MOST_AGAIN)
+        if self._can_be_shared:
+            return self._another_session(min(self.comparison.before.most_runs or 0, _MOST_AGAIN))
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
-    def _another_session(self, most: int = 0) -> list[_Step]:
-        """Return steps for a session judged with these: as many runs, or up to `most` as before."""
-        before, after = self.comparison.before, self.comparison.after
+    @property
+    def _can_be_shared(self) -> bool:
+        """True if another load of the host may disturb all runs of a session, as on CPU ranks."""
+        return self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights"
+
+    def _another_session(self, fewest: int = 0) -> list[_Step]:
+        """Return steps for a session judged with these: of as many runs, or `fewest` if more."""
+        after = self.comparison.after
         made = math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1))
-        runs = max(made, min(before.most_runs or 0, most))
+        runs = max(made, fewest)
         text = "measure again at another time, beside these runs"
         takes = about(runs * self._run_of_each_s)
         return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
@@ -333,7 +333,7 @@ class _Adviser(msgspec.Struct, frozen=True):
 def at_other_times(sessions: int) -> str:
     """Say at how many other times to measure until the spread of `sessions` is known."""
     lacking = MINIMUM_ALLOCATIONS - sessions
-    return f"at {lacking} other times" if lacking > 1 else "at another time"
+    return f"at {lacking} other times, best hours apart" if lacking > 1 else "at another time"
 
 
 def _is_single(row: Row) -> bool:
