@@ -164,7 +164,7 @@ def test_the_output_of_a_program_is_shown_and_kept(tmp_path: Path) -> None:
 
 def test_the_output_of_a_program_is_kept_while_it_runs(tmp_path: Path) -> None:
     script = """
-        look = "for n in $(seq 600); do grep -q begun $0 && exit 7; sleep 0.1; done"
+        look = "for n in $(seq 600); do grep -qs begun $0 && exit 7; sleep 0.1; done"
         print(run("sh", "-c", f"echo begun; {look}", str(log)))
     """
     assert done(script, tmp_path / "log") == ["begun", "7"]
