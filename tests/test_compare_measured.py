@@ -66,7 +66,7 @@ def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(
 
 @pytest.mark.parametrize(
     ("device", "loss", "least", "most"),
-    [("cuda", 0.08, 80, 100), ("cpu", 0.08, 0, 50), ("cpu", -0.08, 0, 50), ("cpu", 0.2, 95, 100)],
+    [("gpu", 0.08, 80, 100), ("cpu", 0.08, 0, 50), ("cpu", -0.08, 0, 50), ("cpu", 0.2, 95, 100)],
 )
 def test_ranks_on_a_shared_host_moved_more_than_sessions_that_differ_as_runs_do_may_show(
     device: str, loss: float, least: int, most: int

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.base.errors import ExitCode, FileError, UsageError
-from gpuscale.base.host import DEVICES, UNRECORDED, is_gpu
+from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
 from gpuscale.cli import baseline_update, show
 from gpuscale.cli.import_ import add_recorded, defaults_of, paths_of, sessions_in
@@ -107,7 +107,7 @@ def _to_strengthen(
         # Further runs would not take the busy ones out of the file.
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
         again = "more-*.jsonl"
-    elif sessions > 1 or more > _MOST_RUNS or not is_gpu(baseline.hardware.device):
+    elif sessions > 1 or more > _MOST_RUNS or baseline.hardware.device == "cpu":
         # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
         how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {MORE}"

@@ -200,9 +200,9 @@ def measured(
         for index, each in enumerate(of_gpus, start=1):
             numbers = each if isinstance(each, dict) else {"step_time_s": each}
             made.append(run(gpus, **numbers, configuration=configuration, index=index))
-    where = environment(job_id=job_id)
+    where = replace(environment(job_id=job_id), device=configuration.device)
     if configuration.device == "cpu":
-        where = replace(where, device="cpu", gpus=(), cpu_model=XEON.cpu_model)
+        where = replace(where, gpus=(), cpu_model=XEON.cpu_model)
     return results(*made, where=where)
 
 
@@ -213,10 +213,12 @@ def baseline(
     allocations: Sequence[str] = ("then",),
 ) -> Baseline:
     """A baseline of these step times; runs are dealt out to the allocations in turn."""
+    device = configuration.device
+    hardware = XEON if device == "cpu" else replace(V100, device=device)
     return Baseline(
         name="nightly",
         cluster="ARC4",
-        hardware=V100 if configuration.device == "cuda" else XEON,
+        hardware=hardware,
         runs=tuple(
             Run(
                 configuration=configuration,

@@ -11,7 +11,6 @@ from gpuscale.analysis.estimates import Difference, exponential
 from gpuscale.analysis.moderation import RunSample, moderated_samples
 from gpuscale.analysis.scaling import Entry, level_of, references_of
 from gpuscale.base.grouping import by_key
-from gpuscale.base.host import is_gpu
 from gpuscale.judge.compare.matching import MatchedRow
 from gpuscale.judge.compare.spread import SideSample, estimates_spread, gain_of, usual_estimate
 from gpuscale.judge.compare.verdict import ErrorRates, Quantities, Quantity, relative_rise
@@ -54,7 +53,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         of_time = tolerances.limits(key, THROUGHPUT)
         name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
         # CPU ranks may share their host, whose load lasts longer than a session.
-        like_runs = 0.0 if is_gpu(self.row.points[0].configuration.device) else 1.0
+        like_runs = 1.0 if self.row.points[0].configuration.device == "cpu" else 0.0
         time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates, like_runs)
         if len(before.samples) == 1:
             return Quantities(time=time)
