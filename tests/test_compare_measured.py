@@ -257,6 +257,9 @@ def test_a_night_that_lost_much_among_several_is_named_and_no_pass() -> None:
     row = row_on(1, compare(before, [*nights, slow]))
     assert row.verdict is Verdict.INCONCLUSIVE
     assert (row.reason.code, row.reason.facts["name"]) == ("slow_allocation", "slow")
+    # So it is where the deviation between the nights before is assumed.
+    row = row_on(1, compare(baseline({1: [0.1 * f for f in THEN]}), [*nights, slow]))
+    assert row.reason.code == "slow_allocation"
     # One that is as before is not slow, however fast the others were.
     fast = measured({1: [0.09 * f for f in NOW]}, job_id="fast")
     assert row_on(1, compare(before, [nights[0], fast])).verdict.is_pass
