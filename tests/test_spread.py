@@ -9,7 +9,6 @@ between allocations and between runs (nested analysis of variance: Searle, Casel
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from changing import replace
@@ -206,8 +205,8 @@ def test_an_allocation_is_left_out_beyond_seven_deviations_and_two_percent() -> 
     assert [*sick.usual_means] == ["a", "b", "c", "d", "e"]
 
 
-def parts(baseline: SideSample, current: SideSample, **options: Any) -> list[Term]:
-    return [*known(gain_of(baseline, current, deviation=0.1, **options).parts)]
+def parts(baseline: SideSample, current: SideSample, **declared: float) -> list[Term]:
+    return [*known(gain_of(baseline, current, deviation=0.1, **declared).parts)]
 
 
 def test_few_allocations_have_the_declared_deviation_and_the_spread_of_runs() -> None:

@@ -92,8 +92,8 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     if quantity is None:
         quantity, before, after = quantities.time, before.on_n_gpus, after.on_n_gpus
     spread = largest_spread(before, after, quantity.gain, further_runs=most)
-    like_runs = (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation
-    return Statement(spread.code, spread.facts | (Facts(as_runs=True) if like_runs else Facts()))
+    is_raised = (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation
+    return Statement(spread.code, spread.facts | (Facts(as_runs=True) if is_raised else Facts()))
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
