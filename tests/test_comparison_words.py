@@ -175,13 +175,10 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     assert "the earlier runs on 1 GPU, the reference of E, deviate by 7.1 %" in said_of_two
     assert two.moved.line.startswith("E ")
     assert "reference of E" not in reason_text(one.entry)
-
-
-def test_runs_of_tonight_that_differ_more_are_named_beside_those_of_the_baseline() -> None:
+    # Those of tonight are named beside those of the baseline where they differ more.
     quiet = [0.1, 0.1003, 0.0997]
-    before, now = baseline({1: quiet, 2: [0.11, 0.118, 0.104]}), {1: quiet, 2: [0.1, 0.13, 0.11]}
-    compared = compare(before, [measured(now)])
-    _, two = viewed(compared, measured(now)).rows
+    before, later = baseline({1: quiet, 2: [0.11, 0.118, 0.104]}), {1: quiet, 2: [0.1, 0.13, 0.11]}
+    _, two = viewed(compare(before, [measured(later)]), measured(later)).rows
     assert "deviate by 6.5 % and these by 14 %" in reason_text(two.entry)
 
 
@@ -276,13 +273,21 @@ def two_ranks(*factors: tuple[float, float]) -> Results:
     return results(*alone, *runs)
 
 
+def begun_later(results: Results) -> Results:
+    return replace(results, runs=tuple(replace(r, started_at_s=2e9) for r in results.runs))
+
+
+def well_and_later(before: Results, now: Results) -> tuple[Baseline, Results]:
+    well = baseline_from_results([before], name="well", cluster="Here")
+    return well, replace(begun_later(now), environment=environment(job_id="later"))
+
+
 def test_a_run_that_is_left_out_of_the_baseline_tells_nothing_of_the_causes_either(
     tmp_path: Path,
 ) -> None:
     usual = ((1.0, 1.02), (1.0, 1.021), (1.0, 1.019), (1.0, 1.022), (1.0, 1.018), (1.0, 1.02))
     steady, one_lagged = two_ranks(*usual), two_ranks(*usual, (1.0, 2.5))
-    slow = two_ranks(*((1.0, 1.3),) * 4)
-    slow = replace(slow, runs=tuple(replace(run, started_at_s=2e9) for run in slow.runs))
+    slow = begun_later(two_ranks(*((1.0, 1.3),) * 4))
     causes = []
     for before in (steady, one_lagged):
         paths = [tmp_path / name for name in ("then.jsonl", "now.jsonl")]
@@ -299,10 +304,7 @@ def test_a_run_that_is_left_out_of_the_baseline_tells_nothing_of_the_causes_eith
 
 def test_a_rank_that_lags_is_named_beside_a_cause_that_names_none() -> None:
     then, tonight = ((1.0, 1.0), (1.0, 1.01), (1.01, 1.0), (1.0, 1.0)), ((1.15, 1.2),) * 4
-    before, now = two_ranks(*then), two_ranks(*tonight)
-    now = replace(now, runs=tuple(replace(run, started_at_s=2e9) for run in now.runs))
-    well = baseline_from_results([before], name="well", cluster="Here")
-    later = replace(now, environment=environment(job_id="later"))
+    well, later = well_and_later(two_ranks(*then), two_ranks(*tonight))
     row = row_on(2, diagnose(sides_of(well, [later]), compare(well, [later])))
     assert [(cause.code, cause.ranks) for cause in row.causes][:2] == [
         ("computing", ()),
@@ -316,10 +318,7 @@ def test_a_rank_that_lags_by_more_than_before_decides_a_row_that_is_open_but_for
 ) -> None:
     lags = ((1.0, 1.2), (1.3, 1.6), (0.95, 0.94), (1.2, 1.45), (0.9, 1.1), (1.1, 1.3))
     usual = ((1.0, 1.01), (1.3, 1.25), (0.95, 0.94), (1.2, 1.22), (0.9, 0.92), (1.1, 1.08))
-    before, now = two_ranks(*(lags if was_slow else usual)), two_ranks(*lags)
-    now = replace(now, runs=tuple(replace(run, started_at_s=2e9) for run in now.runs))
-    well = baseline_from_results([before], name="well", cluster="Here")
-    later = replace(now, environment=environment(job_id="later"))
+    well, later = well_and_later(two_ranks(*(lags if was_slow else usual)), two_ranks(*lags))
     lines = said(diagnose(sides_of(well, [later]), compare(well, [later])), later)
     assert next(iter(lines)) == ("INCONCLUSIVE" if was_slow else "REGRESSED")
     assert lines.get("cause", "").startswith("rank 1 slow +") is not was_slow

@@ -1,7 +1,6 @@
 """The causes of a row whose runs are known exactly: kind, evidence and what to do next."""
 
-import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from builders.causes import diagnosed, row_of
 from builders.comparisons import PEAK_MEMORY, entry, peak_memory
 from builders.nights import Fault, Night
 from changing import replace
-from statements import known
+from statements import codes_given, known
 
 from gpuscale.analysis.step_parts import Rank, Step
 from gpuscale.judge.diagnose import causes as all_causes
@@ -172,24 +171,6 @@ def test_a_phase_that_is_most_of_the_step_is_named_and_the_script_if_the_others_
         assert known(cause.remedy).code == remedy
 
 
-def test_a_loss_that_a_quiet_row_shows_not_to_be_the_hosts_is_not_so_in_a_noisy_one() -> None:
-    def of(gpus: int, others_s: float) -> RowEvidence:
-        hosts = ["node1"] * gpus
-        before, after = (
-            [step(0, 0, 0, (f + o) * n, forward_s=f * n, hosts=hosts) for n in (0.97, 1, 1.03)]
-            for f, o in ((18, 2.0), (22, others_s))
-        )
-        return row_of(before, after, gpus=gpus)
-
-    def next_code(row: RowEvidence) -> str:
-        (cause,) = lost_parts(row, ())
-        return known(cause.remedy).code
-
-    quiet, noisy = of(1, 2.0), of(2, 1.7)
-    both = replace(noisy, points={**quiet.points, **noisy.points})
-    assert list(map(next_code, (quiet, noisy, both))) == ["script", "doctor_on_hosts", "script"]
-
-
 def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
     by_dp = replace(CNN, strategy="dp")
     alone, before = step(computing_s=9.0, hosts=("node1",)), step(hosts=("node1",))
@@ -287,30 +268,10 @@ def test_counters_of_gpus_are_looked_at_though_the_phases_of_a_command_are_unkno
             assert not isinstance(symptom, DeviceSymptom) or symptom.host == "node1"
 
 
-def codes_of(call: ast.expr) -> Iterator[str]:
-    """Yield the text of an argument, or both texts of a conditional expression."""
-    match call:
-        case ast.Constant(value=str(code)):
-            yield code
-        case ast.IfExp():
-            yield from (*codes_of(call.body), *codes_of(call.orelse))
-
-
 def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over() -> None:
-    causes: set[str] = set()
-    remedies: set[str] = set()
-    for path in Path(all_causes.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Call(func=ast.Name(id="Remedy"), args=[code, *_]):
-                    remedies.update(codes_of(code))
-                case ast.Call(func=ast.Name(id="_open"), args=[code, *_]):
-                    causes.update(codes_of(code))
-                case ast.Call(func=ast.Name(id="Cause")):
-                    (code,) = (each.value for each in node.keywords if each.arg == "code")
-                    causes.update(codes_of(code))
-    assert causes == {*WORDS, *NOT_ESTABLISHED}
-    assert remedies == set(NEXT_STEPS)
+    paths = [*Path(all_causes.__file__).parent.glob("*.py")]
+    assert codes_given(paths, "_open", "Cause") == {*WORDS, *NOT_ESTABLISHED}
+    assert codes_given(paths, "Remedy") == set(NEXT_STEPS)
 
 
 def test_computing_that_hides_communication_says_how_much_that_gave_back() -> None:

@@ -5,13 +5,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from builders import gpu_summary, phased_run, phases, run, total_s, with_values
+from builders import gpu_summary, phased_run, phases, run, with_values
 from builders.causes import row_of
 from changing import replace
 from statements import known
 
 from gpuscale.analysis.step_parts import Part, Rank, Step, steps_of
-from gpuscale.judge.diagnose.causes import certain_straggler, computing, stragglers
+from gpuscale.judge.diagnose.causes import certain_straggler, stragglers
 from gpuscale.judge.diagnose.row_evidence import PointEvidence, onset_of
 from gpuscale.judge.diagnose.step_parts import (
     PartChange,
@@ -162,19 +162,6 @@ def test_a_rank_that_lags_is_named_whatever_all_ranks_share_and_equal_ranks_seld
     assert not named_ranks(still, [paced(1.0, 1.118)] * 3)
     assert named_ranks(still, [paced(1.0, 1.13)] * 3) == [(1,)]
     assert not named_ranks(still, [paced(1.0, 1.13)] * 2)
-
-
-def test_numbers_of_gpus_without_known_parts_say_nothing_of_an_even_slowdown() -> None:
-    def steps(factor: float) -> list[Step]:
-        of_one = phases(forward_s=0.3 * factor, backward_s=0.6 * factor)
-        ranks = (rank(n, total_s(of_one))._replace(phases=of_one) for n in (0, 1))
-        return [step(*ranks)]
-
-    row = row_of(steps(1.0), steps(1.1), gpus=2)
-    unknown = replace(row.point, key=row.point.key._replace(gpus=4), changes={})
-    both = replace(row, points={**row.points, 4: unknown})
-    change = row.point.changes[Part.COMPUTING]
-    assert computing(both, change).remedy == computing(row, change).remedy
 
 
 def test_the_median_rank_is_the_faster_of_the_middle_two() -> None:

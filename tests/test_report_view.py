@@ -1,6 +1,5 @@
 """A comparison in order: the worst first, what is alike folded, and text that fits a terminal."""
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from builders import CNN
 from builders.comparisons import ALL_REDUCE, PEAK_MEMORY, comparison, entry, of_each_verdict, view
 from changing import replace
+from statements import codes_given
 from wcwidth import wcswidth
 
 import gpuscale
@@ -186,23 +186,6 @@ def test_colour_adds_escapes_and_nothing_else() -> None:
 
 def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -> None:
     package = Path(gpuscale.__file__).parent
-    said = set()
-    for path in (package / "analysis/scaling.py", *(package / "judge").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            # A code is given to one of these, or on the way there named as such.
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in _TAKE_A_CODE:
-                said |= _texts(*node.args)
-            elif isinstance(node, ast.Assign) and "code" in ast.unparse(node.targets[0]).lower():
-                said |= _texts(node.value)
-            elif isinstance(node, ast.For) and "code" in ast.unparse(node.target):
-                said |= _texts(node.iter)
-    assert said == set(WORDS)
-
-
-_TAKE_A_CODE = ("Statement.of", "row.blocked", "MatchedRow(key=key).blocked", "without_ratio")
-
-
-def _texts(*nodes: ast.AST) -> set[str]:
-    inside = (each for node in nodes for each in ast.walk(node))
-    constants = (its.value for its in inside if isinstance(its, ast.Constant))
-    return {value for value in constants if isinstance(value, str)}
+    paths = (package / "analysis/scaling.py", *(package / "judge").rglob("*.py"))
+    takers = ("Statement.of", "row.blocked", "MatchedRow(key=key).blocked", "without_ratio")
+    assert codes_given(paths, *takers) == set(WORDS)

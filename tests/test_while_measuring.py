@@ -211,10 +211,14 @@ def test_a_row_that_passes_states_the_bound_of_its_look_also_beside_one_that_mov
     assert of_look > of_all
 
 
-def test_runs_made_after_many_failures_are_looked_at() -> None:
-    failed = [run(2, None, index=i) for i in range(1, 9)]
-    now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
-    assert _row(judge_session(BEFORE, now), 2).status is RowStatus.CONFIRMED
+@pytest.mark.parametrize(("failures", "runs"), [({2: 8}, 8), ({1: 5}, 3)])
+def test_runs_made_after_many_failures_are_looked_at_and_failed_ones_not_waited_for(
+    failures: dict[int, int], runs: int
+) -> None:
+    failed = [run(n, None, index=i) for n, count in failures.items() for i in range(count)]
+    now = results(*failed, *_quiet(1, runs, 0.1), *_quiet(2, 8, 0.143))
+    row = _row(judge_session(BEFORE, now), 2)
+    assert (row.status, row.analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_a_look_leaves_out_later_failures_even_of_unknown_batch() -> None:
@@ -235,13 +239,6 @@ def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of
     now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
     row = _row(judge_session(BEFORE, now, gpus=[2]), 2)
     assert (row.status, row.entry.changed_quantity) == (RowStatus.CONFIRMED, "E(n)")
-
-
-def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
-    lost = [run(1, None, index=i) for i in range(1, 6)]
-    now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
-    row = _row(judge_session(BEFORE, now), 2)
-    assert (row.status, row.analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:

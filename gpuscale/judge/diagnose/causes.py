@@ -85,12 +85,6 @@ def computing(row: RowEvidence, change: PartChange) -> Cause:
     phases = row.point.computing_phases
     inside = demands.inside_computing if demands and row.point.key.gpus > 1 else None
     phase, is_uneven = (None, False) if clocks or inside else most_slowed_phase(phases, change)
-    # What rules out an even slowdown on one number of GPUs holds for the same loss on others.
-    is_uneven = is_uneven or any(
-        (phase, True) == most_slowed_phase(point.computing_phases, point.changes[Part.COMPUTING])
-        for point in row.points.values()
-        if Part.COMPUTING in point.changes and point.changes[Part.COMPUTING].is_longer
-    )
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         code="computing",
