@@ -42,7 +42,7 @@ def test_only_a_credible_number_is_advised(
     needed: int, made: int, advised: tuple[int | None, Statement | None]
 ) -> None:
     row = MatchedRow(key=EntryKey("mnist_cnn", "ddp", 1))
-    assert required_runs(row, lambda runs: runs >= needed, made=made, baseline_runs=6) == advised
+    assert required_runs(row, lambda runs: runs >= needed, made, 6) == advised
 
 
 @pytest.mark.parametrize("slower", [1.1, 1.25, 1.3, 1.4])

@@ -35,6 +35,7 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Estimate,
+    QuantityName,
     Results,
     Statement,
     Verdict,
@@ -191,21 +192,23 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     ],
 )
 def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, words: str) -> None:
+    facts = {"deviation": 0.1, "quantity": QuantityName.EFFICIENCY, "of_both_sessions": 12}
     for remedy, runs in (("baseline_runs_differ", 40), ("nights_assumed", 0)):
-        row = noisy(remedy, deviation=0.1, of_both=runs)
+        row = noisy(remedy, of_both=runs, **facts)
         row = replace(row, change=Estimate(value=-0.01, low=-0.06, high=0.04))
         steps = advice(replace(comparison(row), baseline_kind=kind))
         is_in_sessions = kind == "results" and not runs
         assert ("measure again at another time" if is_in_sessions else words) in steps
         assert ("gpuscale baseline" in steps) == (kind == "baseline")
-    taken = noisy("nights_assumed", deviation=0.1, as_runs=True, sessions=1)
-    assert "differ by 10 %, as runs do here: from 4" in reason_text(taken)
+    taken = noisy("nights_assumed", as_runs=0.5, sessions=1, **facts)
+    assert "by 10 % in E(4), half as much as runs do here: from 4 on" in reason_text(taken)
+    assert "about 12 on both sides would probably show it" in reason_text(taken)
     steps = advice(replace(comparison(taken), baseline_kind=kind))
     assert (", at 3 other times, best hours apart (" in steps) is (kind != "nights")
     made = "baseline record night.jsonl more-*.jsonl --cluster before -o before.json\n"
     assert (made in steps) is ("compare before.json night.jsonl" in steps) is (kind == "results")
     # No number of nights before tells what is special about this one.
-    doubt = replace(comparison(noisy("nights_differ", deviation=0.1)), baseline_kind=kind)
+    doubt = replace(comparison(noisy("nights_differ", **facts)), baseline_kind=kind)
     of_several = "run gpuscale compare night.jsonl night.jsonl night-2.jsonl"
     assert (of_several in advice(doubt)) is (kind != "nights")
     # As many as in these sessions, since the runs of all nights before are no session's.
@@ -337,7 +340,7 @@ def test_a_straggler_is_named_only_if_its_lags_agree_or_exceed_what_runs_differ_
     def named(*factors: tuple[float, float]) -> str:
         budget, *who = findings(*factors)
         assert "− skew" in budget
-        return "".join(who)
+        return "".join(who).removesuffix("; a comparison shows whether that is new")
 
     always = ((1.0, 1.8),) * 3
     assert named(*always) == (

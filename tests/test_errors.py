@@ -7,7 +7,7 @@ import pytest
 from builders.comparisons import comparison, entry
 
 from gpuscale.base import errors
-from gpuscale.base.errors import RunTerminated, UsageError, as_place
+from gpuscale.base.errors import UsageError, as_place
 from gpuscale.records import Verdict
 
 
@@ -23,11 +23,6 @@ def test_places_below_here_are_relative(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert as_place(str(tmp_path / "a" / "test_mine.py"), 12) == "a/test_mine.py:12"
     assert as_place("/nowhere/test_mine.py", 12) == "/nowhere/test_mine.py:12"
-
-
-def test_a_run_that_a_signal_ended_says_which() -> None:
-    ended = RunTerminated(15)
-    assert (str(ended), ended.number) == ("ended by SIGTERM", 15)
 
 
 @pytest.mark.parametrize(

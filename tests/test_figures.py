@@ -320,14 +320,6 @@ def test_the_level_that_is_drawn_is_the_one_that_the_last_night_is_compared_with
         assert night / level[-1] - 1 == pytest.approx(row.departure)
 
 
-def test_a_row_whose_last_level_is_unclear_says_why_it_is_not_drawn() -> None:
-    history = history_of(made_nights(5, lambda night: 1.03 if night > 2 else 1.0))
-    assert all(row.is_unclear for row in history.rows)
-    for axes in drawn("history", Measurements(history=history)).figure.axes:
-        assert "UNCLEAR" in axes.get_title(loc="left")
-        assert not [line for line in axes.lines if line.get_label() == "level"]
-
-
 @pytest.mark.parametrize(("count", "is_cut"), [(1, False), (4, False), (5, True)])
 def test_an_axis_holds_bars_of_few_nights_and_cuts_others(count: int, is_cut: bool) -> None:
     runs = [run(1, 0.1, index=1), run(1, 0.105, index=2), run(1, 0.11, index=3)]

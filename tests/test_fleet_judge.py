@@ -47,8 +47,7 @@ def test_a_slow_node_and_a_slow_gpu_are_found_in_two_jobs(drift: str) -> None:
 
 def test_healthy_nodes_are_not_called_slow_for_their_hour() -> None:
     """A drift of 3 % is ten times the spread, so that by itself it would make half of them slow."""
-    drift = DRIFTS["rising"]
-    fleets = [fleet_of(seed, spread=0.003, noise=0.002, drift=drift) for seed in range(4)]
+    fleets = [fleet_of(n, spread=0.003, noise=0.002, drift=DRIFTS["rising"]) for n in range(4)]
     assert sum(bool(sick(fleet.sweep().verdict)) for fleet in fleets) <= 1
 
 

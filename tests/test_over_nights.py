@@ -85,7 +85,6 @@ def test_one_run_a_night_serves_from_the_third_earlier_night_on(tmp_path: Path) 
     nights = write_nights(tmp_path, 5, lambda night: 1.0 if night < 4 else 1.06)
     judged = [gpuscale("compare", "--history", tmp_path, night) for night in nights[1:4]]
     assert [each.returncode for each in judged] == [3, 3, 0]
-    # Not more runs.
     assert " next compare again after more nights; " in " ".join(judged[0].stdout.split())
     lost = gpuscale("compare", "--history", tmp_path, nights[4])
     assert (lost.returncode, "2 of 2 rows: " in lost.stdout) == (1, True)
@@ -310,6 +309,7 @@ def test_few_nights_say_no_more(samples_per_s: list[int], standing: str, word: s
     assert not any("far from" in note for note in notes(history))
     (picture,) = filter(None, [FIGURES["history"](Measurements(history=history))])
     (axes,) = picture.figure.axes
+    assert ("UNCLEAR" in axes.get_title(loc="left")) == (word == "UNCLEAR")
     drawn: list[Any] = [line for line in axes.lines if line.get_label() == "level"]
     levels = [line.get_ydata()[0] for line in drawn]
     assert len(levels) == len(history.rows[0].changes) + (word == "STEADY")

@@ -44,6 +44,7 @@ class Facts(TypedDict, total=False):
 
     # Fractions of the throughput or the step time, relative changes, and durations.
     allowed: float
+    as_runs: float
     beside: float
     bound: float
     chance: float
@@ -72,6 +73,7 @@ class Facts(TypedDict, total=False):
     made: int
     needed: int | None
     of_both: int
+    of_both_sessions: int
     other_runs: int
     others: int
     packages: int
@@ -81,7 +83,6 @@ class Facts(TypedDict, total=False):
     runs: int
     sessions: int
     too_few: int
-    as_runs: bool
     valid: int
     is_open_on_1: bool
     on_1: bool

@@ -45,6 +45,7 @@ _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
 _BASELINE_DIFFERS = "since the earlier runs{on_1} deviate by {deviation}{tonight}"
+_SESSIONS = "; if nothing changed, about {of_both_sessions} on both sides would probably show it"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -160,13 +161,13 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_assumed": Words(
         "further runs of this session would probably not settle it, since sessions are taken to "
-        f"differ by {{deviation}}{{as_runs}}: from {MINIMUM_ALLOCATIONS} sessions on, the baseline "
-        "shows by how much they do",
+        "differ by {deviation} in {quantity}{as_runs}: "
+        f"from {MINIMUM_ALLOCATIONS} on, the baseline shows by how much they do{_SESSIONS}",
         needs_baseline=True,
     ),
     "nights_differ": Words(
         "further runs of this session would probably not settle it, since sessions differ by "
-        "{deviation}: several sessions of it, judged together, may",
+        f"{{deviation}} in {{quantity}}{_SESSIONS}",
         needs_baseline=True,
     ),
     "other_rows_differ": Words(
@@ -288,7 +289,7 @@ WORDS: Mapping[str, Words] = {
         caution="",
     ),
     "assumed_spread": Words(
-        "the baseline has too few sessions to show how much they differ: {deviation} is assumed"
+        "the baseline has too few sessions to show how they deviate: up to {deviation} is assumed"
     ),
     "slow_node": Words(
         "{since} ran on {name}, which is {loss} slower by itself",
@@ -405,7 +406,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
-    "as_runs": lambda differ: ", as runs do here" if differ else "",
+    "as_runs": lambda share: f", {'' if share == 1 else 'half '}as much as runs do here",
     "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }

@@ -56,16 +56,12 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         )
         return statistics.fmean(decide(of).verdict is not Verdict.INCONCLUSIVE for of in moved)
 
-    def settles(further: int) -> bool:
-        return chance(further) >= _MOSTLY
-
-    needed, advice = required_runs(pairing.row, settles, made=made, baseline_runs=baseline_runs)
+    needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, made, baseline_runs)
     most = FURTHER_RUNS[-1]
     # The mean of a few runs may be far off.
     if advice is None and made < _FEW and max(chance(most), chance(most, (0.0,))) >= _AS_LIKELY:
         advice = _unknown(made=made, baseline_runs=baseline_runs)
-    if advice is None:
-        advice = _perhaps(chance, made)
+    advice = advice or _perhaps(chance, made)
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse
@@ -92,8 +88,17 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     if quantity is None:
         quantity, before, after = quantities.time, before.on_n_gpus, after.on_n_gpus
     spread = largest_spread(before, after, quantity.gain, further_runs=most)
-    is_raised = (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation
-    return Statement(spread.code, spread.facts | (Facts(as_runs=True) if is_raised else Facts()))
+    if spread.code not in ("nights_assumed", "nights_differ"):
+        return spread
+    # So many sessions on both sides probably show that nothing changed.
+    levels = normal_quantile(rule.rates.confidence) + normal_quantile(_MOSTLY)
+    shares = before.allocation_share + after.allocation_share
+    variance = (quantity.gain.variance or 0.0) * (levels / math.log1p(-quantity.ok_bound)) ** 2
+    needed = max(MINIMUM_ALLOCATIONS, math.ceil(2 * variance / shares))
+    facts = Facts(quantity=quantity.name, of_both_sessions=needed)
+    if (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation:
+        facts["as_runs"] = 1 / len(before.samples)
+    return Statement(spread.code, spread.facts | facts)
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:
@@ -123,7 +128,7 @@ def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -
 
 
 def required_runs(
-    row: MatchedRow, settles: Callable[[int], bool], *, made: int, baseline_runs: int
+    row: MatchedRow, settles: Callable[[int], bool], made: int, baseline_runs: int
 ) -> tuple[int | None, Statement | None]:
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 

@@ -97,7 +97,7 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
             point = (budget.configuration, budget.key)
             of_row = [run for run in runs if (run.configuration, run.key) == point]
             if found := slow_rank(of_row):
-                yield f"{part}: {found}"
+                yield f"{part}: {found}; a comparison shows whether that is new"
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
