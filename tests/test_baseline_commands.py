@@ -72,7 +72,7 @@ def test_a_baseline_grows_by_the_figure_that_it_was_recorded_with(
         times = {n: [math.exp(draw.gauss(0, 0.1)) for _ in range(runs)] for n in (1, 2)}
         shell.write(name, measured(times, job_id=name))
     recorded = shell.record("well")
-    promised = re.compile(r"one session of 30 runs a row would find: ([^;\n]+)")
+    promised = re.compile(r"one session of 30 runs a row would find 19 times in 20: ([^;\n]+)")
     (of_recorded,) = promised.findall(recorded.stdout)
     known = [of_recorded]
     for name in ("one", "two"):
@@ -113,7 +113,7 @@ def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> No
     answer = shell(*added("night", "second", "third"), "--reason", "more\nnights")
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr == repeated
-    assert "6 runs in 1 allocation → 12 runs in 3 allocations" in answer.stdout
+    assert "6 runs in 1 session → 12 runs in 3 sessions" in answer.stdout
     after = read_baseline(path)
     assert after.cluster == "Here"
     assert all(run in after.runs for run in before.runs)
@@ -214,6 +214,10 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     )
     # Three runs often show too small a deviation.
     assert 10 < int(fewest) < int(most) == int(asked)
+    # With a second session, others are asked for by a pattern that has that one.
+    shell.write("more-1", measured({1: (1.1, 1.0, 0.8), 2: (1.2, 1.3, 1.1)}, job_id="2"))
+    both = (*command[:3], "more-1.jsonl", *command[3:-1], "c.json")
+    assert " record noisy.jsonl more-*.jsonl --cluster" in " ".join(shell(*both).stderr.split())
 
 
 def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shell) -> None:

@@ -194,6 +194,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
     "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
     "on_cpu": on_both_sides(Fault(computing=1.1), **CPU_RANKS),
+    "noisy_cpu_ranks": Scenario(
+        now(**CPU_RANKS, runs=6, gpus=(1, 2), deviation=0.03),
+        baseline=then(**CPU_RANKS, gpus=(1, 2), deviation=0.03),
+    ),
     "both_strategies": on_both_sides(Fault(communication_s=0.01), **BOTH),
     "two_sizes": on_both_sides(WELL, configurations=(CNN, replace(CNN, size="smoke"))),
     "nothing_in_common": Scenario(now(configurations=(RESNET,))),

@@ -172,7 +172,7 @@ def difference(value: float, terms: Iterable[Term | None]) -> Difference:
 
 
 def difference_of_levels(value: float, levels: Iterable[Term | None]) -> Difference:
-    """Return a `Difference` whose parts are the `levels` of variation, unknown if any is None."""
+    """Return a `Difference` with the parts `levels`; its variance is unknown if any is None."""
     if (known := _all_known(levels)) is None:
         return Difference(value=value, parts=None)
     varying = tuple(level for level in known if level.variance > 0)

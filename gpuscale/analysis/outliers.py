@@ -81,7 +81,7 @@ def odd_run(logs: Sequence[float]) -> int | None:
 
 
 def _ends(values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
-    """For the smallest and the largest value, yield its index and the others, nearest first."""
+    """For the minimum and the maximum, yield the index and the other values, nearest first."""
     order = sorted(range(len(values)), key=values.__getitem__)
     for odd, *others in (order, order[::-1]) if len(order) > 2 else ():
         yield odd, [values[i] for i in others]

@@ -176,7 +176,7 @@ class Sweep:
         self._say(f"{job.node} {outcome}; {done} of {len(self.record.nodes)} nodes measured")
 
     def _fill(self, known: Mapping[str, ClusterNode]) -> bool:
-        """Submit jobs up to `_most_queued`; return False if none is left to follow or to submit."""
+        """Queue up to `_most_queued` jobs; return False if no job is left to track or to submit."""
         while len(self._open()) < self._most_queued:
             if (following := next(self._next(known), None)) is None:
                 break

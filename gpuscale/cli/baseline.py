@@ -111,7 +111,8 @@ def _to_strengthen(
         # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
         how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {MORE}"
-        again = f"{files} more-*.jsonl"
+        others = [path for path in arguments.results if not path.name.startswith("more-")]
+        again = joined(visible(f"{path}") for path in others) + " more-*.jsonl"
     steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
     record, given = "gpuscale baseline record", joined(words)

@@ -33,7 +33,7 @@ from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
-from gpuscale.reports.comparison.next_step import ADD, MORE, measuring
+from gpuscale.reports.comparison.next_step import ADD, MORE, at_other_times, measuring
 from gpuscale.reports.phrases import format_range, runs_text, to_minutes, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import Screen, labelled_lines
@@ -180,7 +180,7 @@ def _verdicts(baseline: Baseline, results: Sequence[Results]) -> dict[EntryId, E
 
 
 def accepted(found: Sequence[Proposal], selectors: Sequence[str]) -> tuple[Proposal, ...]:
-    """Return the proposals in `found` that are selected; `all` selects each without an obstacle."""
+    """Return the selected proposals in `found`; `all` selects those that have no obstacle."""
     chosen = [p for p in found if not p.obstacle] if _EVERYTHING in selectors else []
     for selector in selectors:
         named = [p for p in found if selector in p.selectors]
@@ -214,13 +214,13 @@ def login_name() -> str | None:
 
 def say_how_to_extend(path: Path, baseline: Baseline, started_as: str | None) -> None:
     """If a baseline has too few sessions, print how to add some with the command `started_as`."""
-    lacking = MINIMUM_ALLOCATIONS - len({run.allocation for run in baseline.runs})
-    if lacking > 0:
-        runs, others = max(night_sizes(baseline).values()), counted(lacking, "other time")
+    sessions = len({run.allocation for run in baseline.runs})
+    if sessions < MINIMUM_ALLOCATIONS:
+        runs, when = max(night_sizes(baseline).values()), at_other_times(sessions)
         spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
         again = measuring(started_as, f"--runs {runs} {MORE}")
         add = f"{ADD} {joined([visible(f'{path}')])} more-*.jsonl"
-        how = ("next", f"measure at {others} too, and add these files; {spread}"), ("run", again)
+        how = ("next", f"measure {when}, and add these files; {spread}"), ("run", again)
         _say_steps(*how, ("then", "add them"), ("run", add))
 
 
@@ -283,10 +283,10 @@ def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
 
 
 def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
-    """Return text like `the smallest loss that one session of 3 runs a row would find: 4.3 %`."""
+    """Return text like `the smallest loss that one session of 3 runs … would find …: 4.3 %`."""
     runs = [f"{size}" for size in sorted(sizes.values())]
     night = f"one session of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
-    return f"the smallest loss that {night} would find: {range_text(losses)}"
+    return f"the smallest loss that {night} would find 19 times in 20: {range_text(losses)}"
 
 
 def range_text(losses: Sequence[SmallestLoss]) -> str:

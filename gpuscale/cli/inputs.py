@@ -197,7 +197,7 @@ def newest_input() -> Path:
             if newer := [visible(str(other)) for other in paths[:number]]:
                 remark(f"left out: newer, but without a valid run: {enumerated(newer, 2)}")
             measured = f"{to_minutes(results.created_at)} UTC"
-            remark(f"the newest results: {visible(str(path))}, measured {measured}")
+            remark(f"the newest in {RESULTS_FOLDER}: {visible(path.name)}, measured {measured}")
             return path
     shown = visible(str(paths[0]))
     remark(f"the newest results, {shown}, have no valid run; name other results to use them")

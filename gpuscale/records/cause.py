@@ -130,7 +130,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     gained_s: float = 0.0
     """Seconds per step by which other parts of the step got shorter."""
     lost_s: float | None = None
-    """Net seconds lost per step, less what shorter communication saved; None if unknown.
+    """Seconds lost per step, net of what shorter communication saved; None if unknown.
     `before_s` and `after_s` are also per step."""
     before_s: float | None = None
     after_s: float | None = None

@@ -112,7 +112,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
-        """Pairs of host name (None if unknown) and GPU; two for a GPU in `gpus` and `nodes`."""
+        """Yield host name (None if unknown) and GPU, twice for a GPU in `gpus` and `nodes`."""
         yield from ((self.host, gpu) for gpu in self.gpus)
         yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
 
@@ -144,7 +144,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return max(1, min(8, (self.cpu_count or 1) // max(1, len(self.gpus)) - 1))
 
     def ranks_per_gpu(self, strategy: str, gpus: int) -> int | None:
-        """Return the number of ranks on the fullest GPU; None if 1, on CPU, or on several nodes."""
+        """Return the most ranks on any GPU; None if that is 1, or for CPU or multi-node runs."""
         if self.device == "cpu" or self.nodes or not self.gpus:
             return None
         ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(self.gpus))

@@ -47,7 +47,6 @@ class Facts(TypedDict, total=False):
     as_runs: float
     beside: float
     bound: float
-    chance: float
     deviation: float
     difference: float
     efficiency: float
@@ -58,6 +57,7 @@ class Facts(TypedDict, total=False):
     p: float | None
     reference: float
     significance: float
+    span_s: float
     looked: float | None
     throughput: float
     tonight: float
@@ -77,7 +77,6 @@ class Facts(TypedDict, total=False):
     other_runs: int
     others: int
     packages: int
-    perhaps: int
     ranks: int
     run: int
     runs: int

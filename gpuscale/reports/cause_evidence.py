@@ -26,8 +26,9 @@ from gpuscale.reports import phrases
 
 _Kind = TypeVar("_Kind")
 _NAMED_PORTS = 3
-NAMED_SKEW = 0.02
-"""Smallest skew, and smallest lag of a rank, that is reported, as a share of a step."""
+NAMED_SKEW, _LAG_ON_CPU = 0.02, 0.1
+"""Smallest skew that is reported, and smallest lag of a rank, as a share of a step; CPU ranks
+differ by several percent on a healthy host."""
 _UNLIKELY_CHANCE = 0.05
 """Largest probability of a lag by chance with which the lagging rank is named."""
 _EVIDENCE_IN_HEADLINE = {"clocks_without_phases", "device_fault", "environment_changed"}
@@ -168,7 +169,8 @@ def slow_rank(runs: Iterable[Run]) -> str:
     p = difference(-lag.mean, [lag.term()]).p_below_zero()
     # Any of the ranks might have been the slowest.
     tests = len(steps[0].ranks) / len(found.ranks)
-    if statistics.median(lags) < NAMED_SKEW or p is None or p * tests > _UNLIKELY_CHANCE:
+    least = _LAG_ON_CPU if steps[0].run.configuration.device == "cpu" else NAMED_SKEW
+    if statistics.median(lags) < least or p is None or p * tests > _UNLIKELY_CHANCE:
         return ""
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])

@@ -101,9 +101,9 @@ def load_text(load: HostLoad) -> str:
 
 
 def runs_text(runs: Sequence[Run]) -> str:
-    """Count the runs and their allocations: `12 runs in 4 allocations`."""
-    allocations = counted(len({run.allocation for run in runs}), "allocation")
-    return f"{counted(len(runs), 'run')} in {allocations}"
+    """Count the runs and their sessions: `12 runs in 4 sessions`."""
+    sessions = counted(len({run.allocation for run in runs}), "session")
+    return f"{counted(len(runs), 'run')} in {sessions}"
 
 
 def busy_text(runs: Sequence[Run]) -> str:

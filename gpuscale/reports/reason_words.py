@@ -1,5 +1,6 @@
 """Sentence templates for the reasons of verdicts and for notes, and formats of their facts."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.host import device_word
-from gpuscale.base.text import format_percent, rough_percent, significant, whole_percent
+from gpuscale.base.text import format_percent, rough_percent, significant
 from gpuscale.records import (
     EntryKey,
     EntryVerdict,
@@ -39,13 +40,11 @@ _CHANCE = (
     "the interval alone lies below zero, but p, corrected for the number of tests, is {p}; a loss "
     "needs less than {significance}"
 )
-_CHANCE_OF_E = f"{_CHANCE} (E is tested more strictly than a step time)"
 _WHICH_END = "the runs do not tell whether 1 {device} got faster or several got slower"
 _GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
 _BUSY = "a host was busy in {busy} of {made} ({on}: {load})"
 _BUSY_BEFORE = "a host of the baseline was busy in {busy} of {made} ({on}: {load})"
 _BASELINE_DIFFERS = "since the earlier runs{on_1} deviate by {deviation}{tonight}"
-_SESSIONS = "; if nothing changed, about {of_both_sessions} on both sides would probably show it"
 _PUBLISHED = "{published} is {beside} the reference figure"
 _TOLERANCE = "the tolerance of {tolerance}"
 
@@ -111,7 +110,7 @@ WORDS: Mapping[str, Words] = {
         remedy="measure three runs or more of each row",
     ),
     "loss_not_excluded": Words(
-        f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy}}", beyond_table="{looked}{remedy}"
+        f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy}}", beyond_table=f"{_NOT_EXCLUDED}{{remedy}}"
     ),
     "within_margin": Words(
         f"{_CHANGED}: {_WITHIN_MARGIN}{{remedy}}", beyond_table=f"{_WITHIN_MARGIN}{{remedy}}"
@@ -120,11 +119,6 @@ WORDS: Mapping[str, Words] = {
         f"{_CHANGED}: {_CHANCE}{{remedy}}",
         short="worse, but not by more than chance could do",
         beyond_table=f"{_CHANCE}{{remedy}}",
-    ),
-    "efficiency_not_beyond_chance": Words(
-        f"{_CHANGED}, and the {{rate}} on {{gpus}} {{throughput}}: {_CHANCE_OF_E}{{remedy}}",
-        short="E fell, perhaps by chance, and the {rate} on {gpus} {throughput}",
-        beyond_table=f"the {{rate}} on {{gpus}} {{throughput}}; {_CHANCE_OF_E}{{remedy}}",
     ),
     "unknown_end_moved": Words(
         f"{_CHANGED}, and {_WHICH_END}{{remedy}}", beyond_table=f"{_WHICH_END}{{remedy}}"
@@ -136,7 +130,6 @@ WORDS: Mapping[str, Words] = {
     "not_on_1_gpu": Words("no valid run on 1 {device} ({names})"),
     "other_batch_on_1_gpu": Words("the batch on 1 {device} differs ({before} → {now})"),
     "further_runs": Words("about {needed} would probably settle it", beyond_table=""),
-    "perhaps_settled": Words("{needed} would settle it with a probability of {chance}"),
     "unknown_further_runs": Words(
         "more runs may settle it; {too_few} too few to tell how many", beyond_table=""
     ),
@@ -162,12 +155,13 @@ WORDS: Mapping[str, Words] = {
     "nights_assumed": Words(
         "further runs of this session would probably not settle it, since sessions are taken to "
         "differ by {deviation} in {quantity}{as_runs}: "
-        f"from {MINIMUM_ALLOCATIONS} on, the baseline shows by how much they do{_SESSIONS}",
+        f"from {MINIMUM_ALLOCATIONS} on, the baseline shows by how much they do",
         needs_baseline=True,
     ),
     "nights_differ": Words(
         "further runs of this session would probably not settle it, since sessions differ by "
-        f"{{deviation}} in {{quantity}}{_SESSIONS}",
+        "{deviation} in {quantity}; if nothing changed, about {of_both_sessions} sessions on each "
+        "side would probably show it",
         needs_baseline=True,
     ),
     "other_rows_differ": Words(
@@ -285,7 +279,12 @@ WORDS: Mapping[str, Words] = {
         "so check that the batch of each, threads and step time mean the same as on 1 {device}"
     ),
     "few_sessions": Words(
-        "it is unknown how much sessions differ{up_to}; further sessions can tell",
+        "it is unknown how much sessions differ: {deviation} in {name} is assumed{up_to}; "
+        "further sessions can tell",
+        caution="",
+    ),
+    "close_sessions": Words(
+        "all sessions of the baseline began within {span_s}: hours apart, they may differ by more",
         caution="",
     ),
     "assumed_spread": Words(
@@ -380,7 +379,6 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "value": "{:.2f}".format,
     **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),
     "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",
-    "chance": whole_percent,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
     "change": found_change_text,
@@ -407,10 +405,11 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
     "as_runs": lambda share: f", {'' if share == 1 else 'half '}as much as runs do here",
-    "up_to": lambda deviation: f": if by over {rough_percent(deviation)}, the loss may be chance",
+    "up_to": lambda deviation: f"; if by over {rough_percent(deviation)}, the loss may be chance",
+    "span_s": lambda seconds: counted(math.ceil(seconds / 60), "minute"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""Functions that format facts, keyed by fact name; a list without one is joined by commas."""
+"""Formatters of facts, keyed by fact name; by default, list items are joined with commas."""
 
 
 def _said(sentence: str, statement: Statement, entry: EntryVerdict | None, device: str) -> str:

@@ -157,13 +157,10 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
         code = "loss_not_excluded"
     elif quantity.excess_loss <= 0:
         code = "within_margin"
-    elif quantity is quantities.speedup:
-        code = "efficiency_not_beyond_chance"
     else:
         code = "not_beyond_chance"
     return Statement.of(
         code,
-        throughput=-quantities.time.loss,
         quantity=quantity.name,
         change=change,
         margin=quantity.limits.margin,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
@@ -32,6 +33,7 @@ def notes_of(sides: Sides, judgements: Sequence[Judgement]) -> tuple[Statement, 
         *_emptiness(baseline, rows, after.entries),
         *([Statement.of("several_units", conditions=units)] if units else []),
         *_few_sessions(judgements),
+        *_close_sessions(sides),
         *_unused_overrides(baseline),
         *_swapped_or_same(rows),
         *_outliers(pairs),
@@ -75,11 +77,22 @@ def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
     moved = (Verdict.IMPROVED, Verdict.REGRESSED)
     for code, verdicts in (("few_sessions", moved), ("assumed_spread", (Verdict.OK,))):
         found = [each for each in judgements if each.entry.verdict in verdicts]
-        if assumed := max((each.assumed_deviation or 0.0 for each in found), default=0.0):
-            up_to = max(each.tolerated_deviation or 0.0 for each in found)
-            facts = Facts(deviation=assumed) | (Facts(up_to=up_to) if up_to else Facts())
-            yield Statement(code, facts)
+        assumed = [(j.tolerated_deviation, j.assumed_deviation, j.decided_by) for j in found]
+        if known := [(up_to or 0.0, by, name or "") for up_to, by, name in assumed if by]:
+            up_to, by, name = max(known)
+            facts = Facts(deviation=by, name=name.partition("(")[0])
+            yield Statement(code, facts | (Facts(up_to=up_to) if up_to else Facts()))
             return
+
+
+def _close_sessions(sides: Sides) -> Iterable[Statement]:
+    """Yield a note if the sessions that show the baseline's spread are less than an hour apart."""
+    runs = [run for entry in sides.before.entries for run in entry.valid]
+    starts = [run.started_at_s for run in runs if run.started_at_s is not None]
+    hosts = {where.host for where in sides.before.by_allocation.values()}
+    has_many = len({run.allocation for run in runs}) >= MINIMUM_ALLOCATIONS
+    if has_many and len(hosts) == 1 and starts and (span_s := max(starts) - min(starts)) < 3600:
+        yield Statement.of("close_sessions", span_s=span_s)
 
 
 def _unused_overrides(baseline: Baseline) -> Iterable[Statement]:

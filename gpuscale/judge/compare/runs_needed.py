@@ -27,9 +27,8 @@ _FEW = 6
 """Number of runs from which on these tell what keeps a row open."""
 _MOSTLY = 0.8
 """Probability with which a stated number of runs is to be enough."""
-_AS_LIKELY, _NEARLY = 0.5, 0.1
-"""Least probability of settling a row for which runs are still advised, and how much of a larger
-one is given up for fewer runs."""
+_AS_LIKELY = 0.5
+"""Least probability of settling a row for which runs are still advised."""
 _MEANS = tuple(normal_quantile((place + 0.5) / 10) for place in range(10))
 """Ten equally likely changes of a mean by further runs, in standard deviations of the change."""
 
@@ -61,7 +60,10 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
     # The mean of a few runs may be far off.
     if advice is None and made < _FEW and max(chance(most), chance(most, (0.0,))) >= _AS_LIKELY:
         advice = _unknown(made=made, baseline_runs=baseline_runs)
-    advice = advice or _perhaps(chance, made)
+    if advice is None and made >= _FEW:
+        credible = max(count for count in FURTHER_RUNS if count <= CREDIBLE * made)
+        if chance(credible) >= _AS_LIKELY:
+            advice = Statement.of("unknown_further_runs", too_few=made, in_all=made + credible)
     if advice is None:
         # If a speedup is certainly lost, only T(n) can show which term of the ratio changed.
         of_speedup = decided_by.name == QuantityName.EFFICIENCY and not decided_by.is_worse
@@ -69,15 +71,6 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         if advice.code == "baseline_runs_differ":
             advice = _on_both_sides(pairing, decided_by, rule, advice.facts)
     return needed, advice
-
-
-def _perhaps(chance: Callable[[int], float], made: int) -> Statement | None:
-    """Advise how many more runs probably settle a row; None if that takes over 3 * `made` runs."""
-    credible = [count for count in FURTHER_RUNS if count <= CREDIBLE * made]
-    if (best := chance(credible[-1])) < _AS_LIKELY:
-        return None
-    more = next(count for count in credible if chance(count) >= max(_AS_LIKELY, best - _NEARLY))
-    return Statement.of("perhaps_settled", needed=more, perhaps=made + more, chance=chance(more))
 
 
 def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statement:
@@ -133,9 +126,9 @@ def required_runs(
     """Estimate how many further runs would settle a row whose smallest sample has `made` runs.
 
     Return the number (None if unknown or too large to be trusted) and advice for the user (None if
-    no feasible number is enough). If a host was busy in many runs of one side, the advice is to
-    measure that side again; for the baseline, only if it has too few allocations to show their
-    spread. `settles` tells if so many runs suffice; the largest night before has `baseline_runs`.
+    no feasible number is enough). If a host was busy in many runs of one side, that side is to be
+    measured again (a baseline only if it has too few allocations to show their spread). `settles`
+    tells if so many runs suffice; the largest night before has `baseline_runs`.
     """
     if row.after is not None and were_hosts_busy(row.after.valid):
         return None, Statement.of("once_idle")

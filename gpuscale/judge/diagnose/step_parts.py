@@ -23,8 +23,8 @@ _PRIOR_DF = 3.0
 _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
 _OTHER_PHASES = 0.2
-"""Largest share of the lost computing time by which all other phases together may have grown if a
-phase is named."""
+"""Maximum growth of all other phases together, as a share of the lost computing time, for a phase
+to be named."""
 _LAG_FRACTION = 0.5
 """Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
 of the mean excess skew above which a run's skew is unusual."""

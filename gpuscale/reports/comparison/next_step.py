@@ -16,7 +16,7 @@ from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of, loss_bounds
-from gpuscale.reports.comparison.rows import Row, has_lost, sharing
+from gpuscale.reports.comparison.rows import Row, sharing
 from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, parts_of
 
 _Command = tuple[str, str]
@@ -24,7 +24,6 @@ _Command = tuple[str, str]
 MORE = "--results more-$(date +%m%d-%H%M).jsonl"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
-_ADD_TONIGHT = "if you know of no change or fault, add these runs to the baseline"
 _BOTH_IDLE = "once the host is idle"
 _FEWEST_AGAIN, _MOST_AGAIN = 6, 40
 """Bounds of an advised number of runs in another session."""
@@ -168,7 +167,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         bounds = loss_bounds([r for r in self.rows if r.entry.verdict is Verdict.INCONCLUSIVE])
         if bounds and steps and not any(row.causes for row in self.rows):
             most = format_percent(max(bounds.values()))
-            steps.append(_Step("or", f"leave it at that, if losses below {most} may stay unfound"))
+            steps.append(_Step("or", f"leave it at that: any loss is below {most}"))
         return steps
 
     def _to_settle(self) -> list[_Step]:
@@ -176,16 +175,14 @@ class _Adviser(msgspec.Struct, frozen=True):
         comparison, rows, worst = self.comparison, self.rows, self.rows[0]
         if any(note.code == "same_allocation" for note in comparison.notes):
             return _either(self._measure("measure again into a new file, and compare that"))
-        may_do = _largest_fact(worst, "perhaps")
-        wanted = [row for row in rows if _soon(row) or (may_do and _largest_fact(row, "perhaps"))]
+        wanted = [row for row in rows if _soon(row)]
         # What may be a loss comes first.
         wanted = [worst] if worst in wanted and _is_slower(worst) else wanted
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             is_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
             named = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
-            some = "it" if is_all else f"only {named}"
-            in_all = max(_soon(row) or _largest_fact(row, "perhaps") for row in wanted)
-            rest = "" if is_all and all(map(_soon, wanted)) else f", which may settle {some}"
+            rest = "" if is_all else f", which may settle only {named}"
+            in_all = max(map(_soon, wanted))
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
             if self._can_be_shared:
                 return self._another_session(more)
@@ -195,8 +192,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         if "nights_differ" in codes and kind != "nights":
             return self._another_session()
         # One run a night is enough once there are several nights.
-        needs_nights = _is_single(worst) and kind == "nights"
-        if needs_nights or any(words.needs_baseline for words in _words(worst)):
+        if (kind == "nights" and _is_single(worst)) or any(w.needs_baseline for w in _words(worst)):
             return self._more_before()
         return self._remedy([worst, *rows])
 
@@ -261,7 +257,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         return self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights"
 
     def _another_session(self, fewest: int = 0) -> list[_Step]:
-        """Return steps for a session judged with these: of as many runs, or `fewest` if more."""
+        """Return steps for another session with as many runs as now, but at least `fewest`."""
         after = self.comparison.after
         made = math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1))
         runs = max(made, fewest)
@@ -292,10 +288,9 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _more_before(self) -> list[_Step]:
         """Return advice for rows that need more baseline runs (or nights) for a verdict."""
-        comparison, rows = self.comparison, self.rows
-        sides = (comparison.before.files or ["FILE"], comparison.after.files or ["RESULTS"])
-        before, after = map(shlex.join, sides)
-        kind = comparison.baseline_kind
+        comparison, rows, kind = self.comparison, self.rows, self.comparison.baseline_kind
+        sides = comparison.before, comparison.after
+        before, after = (shlex.join(side.files or ["FILE"]) for side in sides)
         in_all = max(_largest_fact(row, "of_both") for row in rows)
         codes = {part.code for part in parts_of(self.rows[0].entry.reason)}
         if kind == "nights":
@@ -306,28 +301,26 @@ class _Adviser(msgspec.Struct, frozen=True):
         wall_s = in_all * self._run_of_each_s
         if kind == "results" and in_all:
             return self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
-        # Runs that may be slower, or of something else, would hide a loss in the baseline.
-        is_changed = any(map(_is_slower, rows)) or any(changes_of(comparison, comparison.entries))
-        may_hide = self.measured.injections or any(has_lost(row.entry) for row in rows)
         sessions = _largest_fact(rows[0], "sessions")
-        if (kind == "baseline" and is_changed) or (sessions and (kind == "results" or may_hide)):
-            lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
-            options = f"--runs {lacking} {MORE}" if in_all else MORE
-            when = f", {at_other_times(sessions)}" if sessions else ""
-            text = f"measure the machine as it was, before it changed{when}"
-            earlier = _either(self._measure(text, options, dropped=("--inject",)))
-            add = _Step("then", "add that to the baseline", f"{ADD} {before} more-*.jsonl")
-            if kind == "results":
-                record = f"gpuscale baseline record {before} more-*.jsonl --cluster before"
-                before = "before.json"
-                add = _Step("then", "make a baseline of all that", f"{record} -o {before}")
-            return [*earlier, add, _Step("then", "compare again", f"{_COMPARE} {before} {after}")]
-        if kind == "results" or may_hide:
+        if kind == "results" and not sessions:
             return self._another_session()
-        runs, takes = (f"--runs {in_all}", about(wall_s)) if in_all else ("", "")
-        text = f"measure {in_all} runs a row into a new file" if in_all else "measure again"
-        again = _either(self._measure(text, runs, takes))
-        return _first((_ADD_TONIGHT, f"{ADD} {before} {after}"), again)
+        # Runs that are judged, or were measured after a fault, would hide it in the baseline.
+        lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
+        name, then = ("more", "baseline") if kind == "baseline" else ("earlier", "earlier results")
+        options = (f"--runs {lacking} " if in_all else "") + MORE.replace("more", name)
+        when = f", {at_other_times(sessions)}" if sessions else ""
+        text = f"measure the machine as it was for the {then}{when}"
+        earlier = self._measure(text, options, dropped=("--inject",))
+        add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")
+        if kind == "results":
+            record = f"gpuscale baseline record {before} {name}-*.jsonl --cluster before"
+            add = _Step("then", "make a baseline of all that", f"{record} -o before.json")
+            before = "before.json"
+        more, again = in_all - (comparison.after.fewest_runs or 0), f"{_COMPARE} {before} {after}"
+        now = [_Step("then", *self._more_now(more, in_all, ""))] if more > 0 else []
+        is_new_file = now and len(comparison.after.files) > 1
+        last = self._compare_all() if is_new_file else _Step("then", "compare again", again)
+        return [*_either(earlier), add, *now, last]
 
 
 def at_other_times(sessions: int) -> str:

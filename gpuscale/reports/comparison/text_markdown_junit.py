@@ -114,6 +114,8 @@ def _legend(rows: Sequence[Row]) -> str:
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
+    if any(row.entry.key.gpus > 1 for row in rows):
+        parts.append("E: efficiency, 1 is ideal scaling")
     parts.append(loss_ruled_out(rows))
     return "; ".join(filter(None, parts))
 

@@ -146,7 +146,7 @@ def _measured_blocks(
     device = points[0].configuration.device
     left_out = outlying_nights((entry, None) for entry in entries)
     notes = (f"in comparisons, {statement_text(note, device)}" for note in left_out)
-    yield [*show.table_notes(points), "runs: in brackets the number of their allocations", *notes]
+    yield [*show.table_notes(points), "runs: in brackets the number of their sessions", *notes]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:

@@ -66,12 +66,13 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
     """Yield lines that define the terms in efficiency budgets, such as communication."""
-    named = {part for budget in budgets for part in budget.parts}
+    parts = [part for budget in budgets for part in budget.hundredths.items()]
+    named, lost = zip(*parts, strict=True) if parts else ((), ())
     if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of devices; communication: exposed, "
             "without the overhead that a single rank has too (show --phases includes it); rest: "
-            "mostly slower computing"
+            f"mostly slower computing{'; +: a gain, or noise' if min(lost) < 0 else ''}"
         )
     if "bubble" in named:
         yield (
