@@ -270,7 +270,7 @@ def test_counters_of_gpus_are_looked_at_though_the_phases_of_a_command_are_unkno
 
 def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over() -> None:
     paths = [*Path(all_causes.__file__).parent.glob("*.py")]
-    assert codes_given(paths, "_open", "Cause") == {*WORDS, *NOT_ESTABLISHED}
+    assert codes_given(paths, "_open", "Cause", "structs.replace") == {*WORDS, *NOT_ESTABLISHED}
     assert codes_given(paths, "Remedy") == set(NEXT_STEPS)
 
 

@@ -57,7 +57,7 @@ DURATION = r"([−+]?[\d.]+) (s|ms|µs)"
 def assert_numbers_agree(line: str) -> None:
     """Check that the two times shown differ by the increase and what was taken back of it."""
     back = rf"(?:, {DURATION} of it taken back)?"
-    pattern = rf" \+{DURATION}.*?: .* {DURATION} a step .*\(baseline: {DURATION}\){back}"
+    pattern = rf" \+{DURATION}.*?: .* {DURATION} a step .*\((?:baseline|before): {DURATION}\){back}"
     found = re.search(pattern, line.replace("+−", "−"))
     if " min" in line:
         return

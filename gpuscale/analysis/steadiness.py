@@ -48,8 +48,7 @@ class _Shape(msgspec.Struct, frozen=True, kw_only=True):
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
-    """Indices of the windows on the second level: the slower one if the kind is `two levels`,
-    else the later one."""
+    """Indices of the windows on the slower level (kind `two levels`), or on the later one."""
 
     def is_clear(self, count: int) -> bool:
         """Return True if the change among `count` windows is large, and far above their scatter."""

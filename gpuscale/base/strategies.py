@@ -25,8 +25,7 @@ class Demands:
     not_on_cpu: str | None = None
     """Reason why CPU ranks cannot stand in for GPUs; None if they can."""
     conflicts: Mapping[str, str] = field(default_factory=dict)
-    """Options that do not work with the strategy, each with the reason: --compile, --accumulate,
-    or --precision fp16."""
+    """Reason why an option does not work with the strategy, by option, such as --compile."""
     oldest_torch: tuple[int, int] = (2, 6)
     not_older: str = "gpuscale supports no older one"
     """Reason why versions before `oldest_torch` fail."""

@@ -77,8 +77,12 @@ def _record(arguments: argparse.Namespace) -> int:
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak and (large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]):
         steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        what = f"nothing was written: only losses above {rough_percent(TOO_WEAK)} would be {FOUND}:"
-        raise UsageError("\n".join([what, *large, *labelled_lines(steps, PLAIN_COLUMNS)]))
+        least = f"losses from {rough_percent(TOO_WEAK)} on are to be {FOUND}; here only:"
+        raise UsageError(
+            "\n".join(
+                [f"nothing was written: {least}", *large, *labelled_lines(steps, PLAIN_COLUMNS)]
+            )
+        )
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")
@@ -94,8 +98,7 @@ def _to_strengthen(
 ) -> list[tuple[str, str]]:
     """Return (label, text) advice on detecting slowdowns `excess` times as small as now."""
     most = max(map(len, entries_of(baseline.runs).values()))
-    # The smallest loss found is about proportional to the deviation of a mean, which a few runs
-    # often underestimate.
+    # The smallest loss found is proportional to a deviation, which a few runs underestimate.
     fewest, more = (math.ceil(n * most * min(excess, 1 / TOO_WEAK) ** 2) for n in (1, 2))
     sessions = len({run.allocation for run in baseline.runs})
     file, started_as = shlex.quote(visible(str(arguments.results[-1]))), results[-1].started_as

@@ -53,8 +53,7 @@ class Configuration(Record, cache_hash=True, frozen=True, kw_only=True):
     strategy_options: Line | None = None
     """Strategy options that the case sets, such as `bucket_cap_mb=50`; None if it sets none."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
-    """Number of ranks that share each GPU, for testing only; such runs are never compared. None if
-    each rank has its own GPU."""
+    """Ranks that share each GPU (for tests, never compared); None if each rank has its own GPU."""
 
     @property
     def has_speedup(self) -> bool:

@@ -96,8 +96,7 @@ class Environment(Record, frozen=True, kw_only=True):
     cpu_bind: Line | None = None
     """Value of `--cpu-bind`, such as `none` or `mask_cpu:0xff,0xff00`."""
     nodes: tuple[Node, ...] = ()
-    """All nodes that the launcher can use, if there are several; `host`, the CPU fields and `gpus`
-    describe the first node."""
+    """Nodes of the launcher, if several; `host`, the CPU fields and `gpus` describe the first."""
 
     @property
     def gpu_names(self) -> tuple[str, ...]:

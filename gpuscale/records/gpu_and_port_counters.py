@@ -76,8 +76,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's answers about one device at one time, each under the key in `Field.moment`."""
 
     answers: dict[str, Any] = {}
-    """Answer for each key: a number, the active clock event reasons, or one flag per link (True if
-    the link is active)."""
+    """Answer for each key: a number, active clock event reasons, or whether each link is active."""
     absent: dict[str, str] = {}
     """Reason that the driver gave for each missing answer, under the key of that answer."""
 

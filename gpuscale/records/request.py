@@ -27,8 +27,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float
     """Minimum duration of the warm-up, excluding the first step, in addition to `warmup_steps`."""
     windows: int
-    """Maximum number of synchronised windows. Slow cases get fewer, but never fewer than 10 unless
-    this maximum is lower."""
+    """Maximum number of synchronised windows; slow cases get fewer, but at least 10 if allowed."""
     window_s: float
     """Target duration of a window; every window has at least one step."""
     run_seconds: float

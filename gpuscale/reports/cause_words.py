@@ -186,6 +186,10 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "computing": _computing,
     "stragglers": _stragglers,
+    "perhaps_stragglers": lambda *of: (
+        f"perhaps {_stragglers(*of)[0]}",
+        f"{_stragglers(*of)[1]}; chance makes it seem so in up to 1 of 20 comparisons",
+    ),
     "time_in_no_part": lambda cause, added, took: (
         f"{cause.kind} {added}",
         f"training takes {took} beyond the slowest rank's own pace and the communication, as if "

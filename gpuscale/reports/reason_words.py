@@ -153,9 +153,9 @@ WORDS: Mapping[str, Words] = {
         needs_baseline=True,
     ),
     "nights_assumed": Words(
-        "further runs of this session would probably not settle it, since sessions are taken to "
-        "differ by {deviation} in {quantity}{as_runs}: "
-        f"from {MINIMUM_ALLOCATIONS} on, the baseline shows by how much they do",
+        "further runs of this session would probably not settle it: until the baseline has "
+        f"{MINIMUM_ALLOCATIONS} sessions, they are assumed to differ by {{deviation}} in "
+        "{quantity}{as_runs}",
         needs_baseline=True,
     ),
     "nights_differ": Words(

@@ -69,8 +69,7 @@ class TrainingCase(Case):
     training_samples: ClassVar[int] = 50_000
     """Samples per epoch: the length of synthetic data, and the basis of epoch times in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
-    """Height and width (and 3 for colour) of the images passed to `transform`; None if the data are
-    not images."""
+    """Height, width (and 3 for colour) of the images that `transform` gets; None if no images."""
     size: Size
     """The selected size; each rank sets this attribute before it calls `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}

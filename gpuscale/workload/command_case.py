@@ -52,8 +52,7 @@ class CommandCase(Case):
     command: ClassVar[str] = ""
     """Command line, split as by a shell; variables, pipes and the like need `sh -c`."""
     batch: ClassVar[int | None] = None
-    """Samples per GPU in each step that the script counts; None if `global_batch` is set or the
-    script prints the number."""
+    """Samples per GPU and counted step; None if `global_batch` is set or the script prints it."""
     global_batch: ClassVar[int | None] = None
     """Samples over all GPUs in each counted step; None if they depend on the number of GPUs."""
     launch: ClassVar[Literal["plain", "torchrun", "per-rank", "per-node", "once"]] = "plain"

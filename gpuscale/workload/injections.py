@@ -118,8 +118,7 @@ class Faults:
         if self._steps_per_forward is None:
             self._forward_times_s[-1] += forward_s
         else:
-            # Stay busy: a core that has slept computes more slowly at first, which would add to the
-            # injected factor.
+            # Stay busy: a core that has slept computes more slowly at first, beyond the factor.
             until_s = time.perf_counter() + self._slower_by * self._steps_per_forward * forward_s
             while time.perf_counter() < until_s:
                 pass

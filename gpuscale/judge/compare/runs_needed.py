@@ -8,11 +8,12 @@ from functools import cache
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.estimates import exponential
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.probabilities import normal_quantile
 from gpuscale.judge.compare.changes import Pairing
 from gpuscale.judge.compare.matching import MatchedRow
-from gpuscale.judge.compare.spread import largest_spread
+from gpuscale.judge.compare.spread import SideSample, largest_spread
 from gpuscale.judge.compare.verdict import NAMING_SIGNIFICANCE, ErrorRates, Quantity, Rule, decide
 from gpuscale.records import Facts, QuantityName, Statement, Verdict
 from gpuscale.records.run import were_hosts_busy
@@ -56,6 +57,10 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         return statistics.fmean(decide(of).verdict is not Verdict.INCONCLUSIVE for of in moved)
 
     needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, made, baseline_runs)
+    on_cpu = pairing.row.points[0].configuration.device == "cpu"
+    is_assumed = on_cpu and decided_by.assumed_deviation is not None
+    if is_assumed and (advice is None or "idle" not in advice.code):
+        return None, _assumed(pairing.before, decided_by)
     most = FURTHER_RUNS[-1]
     # The mean of a few runs may be far off.
     if advice is None and made < _FEW and max(chance(most), chance(most, (0.0,))) >= _AS_LIKELY:
@@ -81,7 +86,9 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     if quantity is None:
         quantity, before, after = quantities.time, before.on_n_gpus, after.on_n_gpus
     spread = largest_spread(before, after, quantity.gain, further_runs=most)
-    if spread.code not in ("nights_assumed", "nights_differ"):
+    if spread.code == "nights_assumed":
+        return _assumed(before, quantity)
+    if spread.code != "nights_differ":
         return spread
     # So many sessions on both sides probably show that nothing changed.
     levels = normal_quantile(rule.rates.confidence) + normal_quantile(_MOSTLY)
@@ -89,9 +96,16 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     variance = (quantity.gain.variance or 0.0) * (levels / math.log1p(-quantity.ok_bound)) ** 2
     needed = max(MINIMUM_ALLOCATIONS, math.ceil(2 * variance / shares))
     facts = Facts(quantity=quantity.name, of_both_sessions=needed)
-    if (quantity.assumed_deviation or 0.0) > quantity.limits.allocation_deviation:
-        facts["as_runs"] = 1 / len(before.samples)
     return Statement(spread.code, spread.facts | facts)
+
+
+def _assumed(before: SideSample, quantity: Quantity) -> Statement:
+    """State that the baseline has too few sessions to show their spread, which is assumed."""
+    sessions, assumed = len(before.samples[0].values), quantity.assumed_deviation or 0.0
+    facts = Facts(sessions=sessions, quantity=quantity.name, deviation=exponential(assumed) - 1)
+    if assumed > quantity.limits.allocation_deviation:
+        facts["as_runs"] = 0.5 if quantity.name == QuantityName.EFFICIENCY else 1.0
+    return Statement("nights_assumed", facts)
 
 
 def _on_both_sides(pairing: Pairing, seen: Quantity, rule: Rule, facts: Facts) -> Statement:

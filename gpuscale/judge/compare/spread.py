@@ -178,8 +178,6 @@ def largest_spread(
     facts: Facts = {"deviation": exponential(math.sqrt(variance)) - 1}
     if code == "baseline_runs_differ" and current.samples[widest].sample.df:
         facts["tonight"] = exponential(math.sqrt(tonight)) - 1
-    if code == "nights_assumed":
-        facts["sessions"] = len(baseline.samples[0].values)
     if widest and code in ("runs_differ", "baseline_runs_differ"):
         facts["on_1"] = True
     return Statement(code, facts)

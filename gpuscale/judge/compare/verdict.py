@@ -154,8 +154,7 @@ LIKELIER = 8.0
 """Likelihood ratio above which a lower speedup counts as a slowdown on n GPUs, not a gain on 1."""
 _SMALLEST_TAIL = 1e-12
 FEWEST_VALID_RUNS = 2
-"""Minimum number of valid runs with which a row passes despite failed runs; at least half of its
-runs must be valid too."""
+"""Valid runs that a row with failed runs needs to pass; at least half must also be valid."""
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p-value below which a change on 1 GPU is mentioned; too lenient to claim a loss."""
 

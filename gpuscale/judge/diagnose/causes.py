@@ -38,9 +38,9 @@ from gpuscale.records.environment_diff import environment_changes, new_values
 from gpuscale.records.verdict import SLOWDOWNS
 
 _ENOUGH_RUNS = 3
-_LEAST_LAG, _CHANCE = 0.02, 0.01
+_LEAST_LAG, _CHANCE, _PERHAPS = 0.02, 0.01, 0.05
 """Smallest additional lag of a rank, as a fraction of a step, that an inconclusive row reports, and
-the largest probability of it by chance."""
+the largest probability of it by chance: if it is a finding, and if it may be one."""
 
 
 def communication(row: RowEvidence, change: PartChange) -> Cause:
@@ -127,11 +127,14 @@ def certain_straggler(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Caus
     found = stragglers(row, change)
     then, now = lag_of(found.ranks, before), lag_of(found.ranks, after)
     gain = difference(then.mean - now.mean, [then.term(), now.term()])
-    p, tests = gain.p_below_zero(), len(after[0].ranks)
+    p = 1.0 if gain.value >= -_LEAST_LAG else gain.p_below_zero()
     # Any rank might have been the slowest, so there are as many tests.
-    if found.ranks and gain.value < -_LEAST_LAG and p is not None and p * tests < _CHANCE:
-        times_s = {"before_s": change.before_s, "after_s": change.after_s}
-        yield structs.replace(found, lost_s=change.lost_s, **times_s)
+    chance = 1.0 if p is None else p * len(after[0].ranks)
+    is_sure, is_in_all = chance < _CHANCE, found.seen_in == 2 * (len(after),)
+    if found.ranks and (is_sure or (chance < _PERHAPS and is_in_all)):
+        times_s = {"lost_s": change.lost_s, "before_s": change.before_s, "after_s": change.after_s}
+        found = structs.replace(found, remedy=found.remedy if is_sure else None, **times_s)
+        yield structs.replace(found, code="stragglers" if is_sure else "perhaps_stragglers")
 
 
 def device_faults(row: RowEvidence, named: Sequence[Cause]) -> Iterator[Cause]:
@@ -294,7 +297,8 @@ def diagnose(sides: Sides, comparison: Comparison) -> Comparison:
     def with_causes(entry: EntryVerdict) -> EntryVerdict:
         causes = causes_of(entry)
         # Chance alone names a rank 1 time in 100, and rarely where the row seems slower too.
-        if causes and entry.verdict is Verdict.INCONCLUSIVE and (lost := _seeming_loss(entry)):
+        is_sure = any(cause.code == "stragglers" for cause in causes)
+        if is_sure and entry.verdict is Verdict.INCONCLUSIVE and (lost := _seeming_loss(entry)):
             quantity, change = lost
             is_of_e = quantity is QuantityName.EFFICIENCY
             finding = Finding.SCALING_LOSS if is_of_e else Finding.SLOWER_TRAINING

@@ -23,8 +23,7 @@ _PRIOR_DF = 3.0
 _UNKNOWN_DEVIATION = 0.05
 """Relative standard deviation assumed for the step time if each side has only one run."""
 _OTHER_PHASES = 0.2
-"""Maximum growth of all other phases together, as a share of the lost computing time, for a phase
-to be named."""
+"""Maximum growth of all phases but the named one, as a share of the lost computing time."""
 _LAG_FRACTION = 0.5
 """Fraction of a run's skew by which a rank must lag to count as late in that run; also the fraction
 of the mean excess skew above which a run's skew is unusual."""

@@ -42,8 +42,7 @@ KNOWN_LIBRARIES = {
     "libfabric": "fabric",
     "libibverbs": "ibverbs",
 }
-"""Libraries that affect performance: a pattern for the part of the file name between `lib` and
-`.so`, keyed by name."""
+"""Libraries that affect performance: a pattern for the file name between `lib` and `.so`."""
 # Wheels add a hash to the names of libraries that they bundle.
 _FILE_NAMES = {
     name: re.compile(rf"lib{stem}([.-][0-9a-f]{{8}})?\.so(\.[\d.]+)?")
@@ -141,8 +140,7 @@ def software_of(
             mapped = (root / f"proc/{process}/maps").read_text(encoding="utf-8", errors="replace")
             files[process] = [*dict.fromkeys(_MAPPED_FILE.findall(mapped))]
         except OSError as error:
-            # The process may have ended, or belong to another user; another process may have
-            # loaded the same libraries.
+            # The process may have ended, or be another user's; others may have the same libraries.
             absent = _refusal(process, error)
     software = without_software(None if files else absent)
     if files and with_packages:

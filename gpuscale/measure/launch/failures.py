@@ -33,8 +33,7 @@ def failure_of(
     if outcome.timed_out and not is_command:
         return _timeout(request, directory)
     # A peer's death makes the others raise, so a rank that a signal killed is the cause. SIGABRT is
-    # an exception: NCCL's watchdog aborts a rank whose peer has failed, and a rank that has raised
-    # can abort on its way out.
+    # an exception: NCCL aborts a rank whose peer has failed, and a rank that raised may abort.
     for signals in (FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
         killed = [rank for rank, code in failed.items() if -code in signals]
         if killed and not (is_command and own):

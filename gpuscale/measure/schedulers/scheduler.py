@@ -102,8 +102,7 @@ class Scheduler(ABC):
     job_number: ClassVar[re.Pattern[str]]
     """Pattern that finds the number of a job in the output of the submit command."""
     state_commands: ClassVar[tuple[tuple[str, ...], ...]]
-    """Commands that report the state of a job, each a fallback for the previous one; the number of
-    the job is appended."""
+    """Commands that report the state of a job, to which its number is appended, best first."""
     cancel_program: ClassVar[str]
     job_variable: ClassVar[str]
     folder_variable: ClassVar[str]

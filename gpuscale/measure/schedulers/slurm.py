@@ -39,8 +39,7 @@ _RUNS = (
 _OTHERS_S = 10
 """Seconds that the other tasks of a job step may continue after the first task has ended."""
 _OF_THE_JOB_SCRIPT = (
-    # srun would read these as its own options, but requests of the whole job do not fit a step on
-    # some of the job's nodes.
+    # srun would take these as options, but what the job asked for does not fit a step on few nodes.
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE"),
     *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU"),

@@ -130,8 +130,7 @@ class LoadedBatches:
             # By default a worker checks every five seconds whether its rank is alive. Until then it
             # would hold the device of a crashed rank, which in exclusive mode blocks the next run.
             worker_init_fn=lambda worker: die_with_parent(),
-            # Workers of a fork server would not notice the end of the rank, and each would first
-            # import torch.
+            # Workers of a fork server would outlive the rank, and each would first import torch.
             multiprocessing_context="fork" if workers else None,
             drop_last=True,
         )

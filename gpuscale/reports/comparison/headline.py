@@ -101,16 +101,13 @@ def _loss(rows: Sequence[Row]) -> str:
     """Describe the rows' loss: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
+    # The bracket has the sign of the loss, so what is below zero in it is a gain.
+    sign = -1 if changes and changes[0].value < 0 else 1
     bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
-    ends = sorted(abs(end) for bound in bounds for end in bound)
+    ends = sorted(sign * end for bound in bounds for end in bound)
     by = _span([abs(change.value) for change in changes])
-    within = ""
-    if ends and all((low > 0) == (high > 0) for low, high in bounds):
-        within = f" [{', '.join(format_distinct(rough_percent, ends[0], ends[-1]))}]"
-    elif ends:
-        # An interval around zero cannot be given without signs.
-        signed = (min(low for low, _ in bounds), max(high for _, high in bounds))
-        within = f" [{', '.join(map(phrases.percent_text, signed))}]"
+    texts = format_distinct(rough_percent, ends[0], ends[-1]) if ends else []
+    within = f" [{', '.join(texts).replace('-', '−')}]" if ends else ""
     starts = [row.entry.since or "" for row in rows]
     from_then = f", from {min(starts)} on" if all(starts) else ""
     if entry.verdict is Verdict.INCONSISTENT:
@@ -202,7 +199,8 @@ def _first_cause(rows: Sequence[Row]) -> str:
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
-    sure = "" if shared[0].entry.verdict.is_loss else ", not by chance"
+    is_sure = shared[0].entry.verdict.is_loss or causes[0].code != "stragglers"
+    sure = "" if is_sure else ", not by chance"
     least_s = _MOST * (causes[0].lost_s or math.inf)
     near = [other for other in shared[0].entry.causes[1:2] if (other.lost_s or 0.0) > least_s]
     also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)

@@ -184,8 +184,6 @@ class _Adviser(msgspec.Struct, frozen=True):
             rest = "" if is_all else f", which may settle only {named}"
             in_all = max(map(_soon, wanted))
             more = in_all - max(row.valid_runs for row in wanted if row.valid_runs < in_all)
-            if self._can_be_shared:
-                return self._another_session(more)
             steps = _either(self._more_now(more, in_all, rest))
             return [*steps, *([self._compare_all()] if len(comparison.after.files) > 1 else [])]
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}

@@ -52,8 +52,7 @@ class _Bar(NamedTuple):
 
 def budget_picture(measurements: Measurements) -> Picture | None:
     """Draw the efficiency budget of each row on several GPUs; return None if no row has one."""
-    # A baseline file has no windows: the gradient work of a single rank would count as
-    # communication.
+    # Without windows, as in a baseline, gradient work of one rank would count as communication.
     budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
