@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from gpuscale.analysis.estimates import exponential
-from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.analysis.outliers import outlying_allocations
 from gpuscale.analysis.scaling import Entry, unchecked_training_note, unit_error_note
 from gpuscale.base.grouping import by_key
@@ -86,11 +85,11 @@ def _few_sessions(judgements: Sequence[Judgement]) -> Iterable[Statement]:
 
 
 def _close_sessions(sides: Sides) -> Iterable[Statement]:
-    """Yield a note if the sessions that show the baseline's spread are less than an hour apart."""
+    """Yield a note if the baseline's sessions ran on one host and began within an hour."""
     runs = [run for entry in sides.before.entries for run in entry.valid]
     starts = [run.started_at_s for run in runs if run.started_at_s is not None]
     hosts = {where.host for where in sides.before.by_allocation.values()}
-    has_many = len({run.allocation for run in runs}) >= MINIMUM_ALLOCATIONS
+    has_many = len({run.allocation for run in runs}) > 1
     if has_many and len(hosts) == 1 and starts and (span_s := max(starts) - min(starts)) < 3600:
         yield Statement.of("close_sessions", span_s=span_s)
 

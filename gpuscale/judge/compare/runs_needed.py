@@ -57,9 +57,8 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
         return statistics.fmean(decide(of).verdict is not Verdict.INCONCLUSIVE for of in moved)
 
     needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, made, baseline_runs)
-    on_cpu = pairing.row.points[0].configuration.device == "cpu"
-    is_assumed = on_cpu and decided_by.assumed_deviation is not None
-    if is_assumed and (advice is None or "idle" not in advice.code):
+    is_of_sessions = decided_by.assumed_deviation and (advice is None or "idle" not in advice.code)
+    if is_of_sessions and pairing.row.points[0].configuration.device == "cpu":
         return None, _assumed(pairing.before, decided_by)
     most = FURTHER_RUNS[-1]
     # The mean of a few runs may be far off.

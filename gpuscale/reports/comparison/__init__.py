@@ -110,9 +110,9 @@ def view_of(comparison: Comparison, measured: Side) -> View:
 def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explanation]:
     """Yield explanations in words for rows whose numbers in the table do not explain the verdict.
 
-    Rows that differ only in their numbers share an explanation, which quotes the row with the most
-    devices. `advice` holds the headline's next steps, which explanations do not repeat. If there
-    are such steps, the first explanation gives no next step at all.
+    Rows that differ only in their numbers share an explanation, which quotes the worst (of losses,
+    that on the most devices). `advice` holds the headline's next steps, which explanations do not
+    repeat. If there are such steps, the first explanation gives no next step at all.
     """
     alike = by_key((_row_group_key(row), row) for row in rows if _needs_explanation(row))
     unexplained = [row for row in sharing(rows)[:1] if not is_established(row)]
@@ -120,7 +120,7 @@ def _explanations(rows: Sequence[Row], advice: Sequence[str]) -> Iterator[Explan
     said = {*advice}
     for number, group in enumerate(alike.values()):
         subject = subject_of(group, rows)
-        shown = max(group, key=lambda row: row.entry.key.gpus)
+        shown = max(group, key=lambda row: row.entry.verdict.is_loss and row.entry.key.gpus)
         causes = []
         for cause, item in zip(shown.entry.causes, shown.causes, strict=True):
             is_said = any(item.next_step in step for step in said) or (advice and not number)

@@ -21,7 +21,7 @@ from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, part
 
 _Command = tuple[str, str]
 """Text of a step, and the command that does it; empty if there is none."""
-MORE = "--results more-$(date +%m%d-%H%M).jsonl"
+MORE = "--results more-$(date +%m%d-%H%M%S).jsonl"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _BOTH_IDLE = "once the host is idle"
@@ -256,12 +256,12 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _another_session(self, fewest: int = 0) -> list[_Step]:
         """Return steps for another session with as many runs as now, but at least `fewest`."""
-        after = self.comparison.after
-        made = math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1))
-        runs = max(made, fewest)
-        text = "measure again at another time, beside these runs"
-        takes = about(runs * self._run_of_each_s)
-        return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
+        after, needed = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
+        runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
+        in_all = f" (in all, it takes about {needed} sessions on each side)" if needed else ""
+        text = f"measure again at another time, beside these runs{in_all}"
+        again = self._measure(text, f"--runs {runs}", about(runs * self._run_of_each_s))
+        return [*_either(again), self._compare_all()]
 
     def _compare_all(self) -> _Step:
         files = (*self.comparison.before.files, *self.comparison.after.files)
@@ -306,8 +306,8 @@ class _Adviser(msgspec.Struct, frozen=True):
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
         name, then = ("more", "baseline") if kind == "baseline" else ("earlier", "earlier results")
         options = (f"--runs {lacking} " if in_all else "") + MORE.replace("more", name)
-        when = f", {at_other_times(sessions)}" if sessions else ""
-        text = f"measure the machine as it was for the {then}{when}"
+        when = f" {at_other_times(sessions)}" if sessions else ""
+        text = f"if the machine can be as it was for the {then}, measure it{when}"
         earlier = self._measure(text, options, dropped=("--inject",))
         add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")
         if kind == "results":
