@@ -202,7 +202,7 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
         assert ("measure again at another time" if is_in_sessions else words) in steps
         assert ("gpuscale baseline" in steps) == (kind == "baseline")
     taken = noisy("nights_assumed", as_runs=0.5, sessions=1, **facts)
-    said = "4 sessions, they are assumed to differ by 10 % in E(4), half as much as runs do here"
+    said = "4 sessions, their deviation is assumed: 10 % in E(4), half that of runs here"
     assert said in reason_text(taken)
     steps = advice(replace(comparison(taken), baseline_kind=kind))
     assert (" measure it at 3 other times, best hours apart (" in steps) is (kind != "nights")

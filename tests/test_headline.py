@@ -47,7 +47,7 @@ BOTH_AGAIN = (
 MORE_RUNS = "make about 3 more runs (other options as before; in a job)"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 SMALL = Estimate(value=-0.01, low=-0.06, high=0.04)
-LEAVE = "or leave it at that: any loss is below 6.0 %"
+LEAVE = "or leave it at that: any loss of E is below 6.0 %"
 BUSY = Statement.of("busy_host", busy=2, made=3, on="n2", load=HEAVY)
 SIDES = ("busy_host_before", "busy_host")
 MORE = Remedy("more_runs", runs=6)
@@ -349,7 +349,7 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     add = "gpuscale baseline update --add baselines/ours.json"
     assert advice(judged) == (
         "next if the machine can be as it was for the baseline, measure it "
-        "(other options as before; in a job)\n"
+        "(other options as before; in a job; about 60 s)\n"
         "run pytest … --results more-$(date +%m%d-%H%M%S).jsonl\n"
         f"then add that to the baseline\nrun {add} more-*.jsonl\n"
         f"then compare again\nrun gpuscale compare baselines/ours.json 'my night.jsonl'\n{LEAVE}"
@@ -390,7 +390,7 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
     assert step.startswith("make about 3 more runs, which may settle only mnist_cnn/ddp (2) on 4 ")
     assert advice(comparison(both)) == (
         "next if the machine can be as it was for the baseline, measure it "
-        "(other options as before; in a job)\n"
+        "(other options as before; in a job; about 7 min)\n"
         "run pytest … --runs 37 --results more-$(date +%m%d-%H%M%S).jsonl\n"
         "then add that to the baseline\n"
         "run gpuscale baseline update --add night.jsonl more-*.jsonl\n"
@@ -409,7 +409,7 @@ def test_further_runs_go_into_a_file_of_their_own_where_several_are_judged() -> 
         "next make about 3 more runs (other options as before; in a job)\n"
         "run pytest … --runs 3 --results b-2.jsonl\nthen compare all of them\n"
         "run gpuscale compare night.jsonl a.jsonl b.jsonl b-2.jsonl\n"
-        "or leave it at that: any loss is below 8.0 %"
+        "or leave it at that: any loss of E is below 8.0 %"
     )
 
 
@@ -444,7 +444,7 @@ def test_a_command_that_is_known_is_given_whole(typed: str, advised: str) -> Non
     # A session with a baseline judges by itself.
     judging = replace(made, started_as="pytest cases --baseline ours.json")
     told = advice(viewed(judged, judging)).splitlines()
-    assert told[2:] == ["or leave it at that: any loss is below 8.0 %"]
+    assert told[2:] == ["or leave it at that: any loss of E is below 8.0 %"]
 
 
 def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -> None:
@@ -475,7 +475,7 @@ def test_where_no_number_of_runs_settles_a_row_quieter_ones_are_asked_for(code: 
     uneven = noisy(code, deviation=0.2, runs=40, of_both=68)
     assert advice(comparison(uneven)).splitlines() == [
         "next find what disturbs these runs ('gpuscale doctor')",
-        "or leave it at that: any loss is below 8.0 %",
+        "or leave it at that: any loss of E is below 8.0 %",
     ]
     on_cpu = comparison(replace(uneven, configuration=replace(CNN, device="cpu")))
     on_cpu = replace(on_cpu, before=replace(on_cpu.before, most_runs=180))
@@ -484,7 +484,7 @@ def test_where_no_number_of_runs_settles_a_row_quieter_ones_are_asked_for(code: 
         "run pytest … --runs 40 --results night-2.jsonl",
         "then compare all of them",
         "run gpuscale compare night.jsonl night.jsonl night-2.jsonl",
-        "or leave it at that: any loss is below 8.0 %",
+        "or leave it at that: any loss of E is below 8.0 %",
     ]
 
 

@@ -154,8 +154,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "nights_assumed": Words(
         "further runs of this session would probably not settle it: until the baseline has "
-        f"{MINIMUM_ALLOCATIONS} sessions, they are assumed to differ by {{deviation}} in "
-        "{quantity}{as_runs}",
+        f"{MINIMUM_ALLOCATIONS} sessions, their deviation is assumed: {{deviation}} in {{quantity}}"
+        "{as_runs}",
         needs_baseline=True,
     ),
     "nights_differ": Words(
@@ -404,7 +404,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "other_runs": lambda count: f", and {count} more such" if count else "",
     "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(f"{device_text(gpu)} is {at}" for gpu, at in places.items()),
-    "as_runs": lambda share: f", {'' if share == 1 else 'half '}as much as runs do here",
+    "as_runs": lambda share: f", {'' if share == 1 else 'half '}that of runs here",
     "up_to": lambda deviation: f"; if by over {rough_percent(deviation)}, the loss may be chance",
     "span_s": lambda seconds: counted(math.ceil(seconds / 60), "minute"),
     "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",

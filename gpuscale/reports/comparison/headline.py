@@ -142,26 +142,22 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
     counts = Counter(short_text(row.entry) or usual for row in rows)
     texts = [f"{text} ({phrases.counted(count, 'row')})" for text, count in counts.items() if text]
-    most_lost = _most_lost(rows) if verdict is Verdict.INCONCLUSIVE else ""
-    return "; ".join(filter(None, (*(counts if len(counts) == 1 else texts), most_lost)))
+    excluded = most_lost(rows) if verdict is Verdict.INCONCLUSIVE else ""
+    return "; ".join(filter(None, (*(counts if len(counts) == 1 else texts), excluded)))
 
 
-def _most_lost(rows: Sequence[Row]) -> str:
+def most_lost(rows: Sequence[Row]) -> str:
     """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a quarter."""
-    bounds = loss_bounds(rows).items()
-    texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds)
-    return f"any loss {' and '.join(texts)}" if bounds else ""
-
-
-def loss_bounds(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the loss up to which the intervals reach, by quantity; empty if over a quarter."""
     bounds: dict[str, float] = {}
     for row in rows:
         # Rows with a reason beside another would pass, but their runs are not to be trusted.
         is_known = row.change is not None and "otherwise" not in row.entry.reason.facts
         low = row.change.low if row.change is not None and is_known else None
         bounds[row.quantity] = max(bounds.get(row.quantity, 0.0), 1.0 if low is None else -low)
-    return bounds if max(bounds.values(), default=1.0) < _LARGE else {}
+    if max(bounds.values(), default=1.0) >= _LARGE:
+        return ""
+    texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds.items())
+    return f"any loss {' and '.join(texts)}"
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
-from gpuscale.base.text import format_percent, joined, without_options
+from gpuscale.base.text import joined, without_options
 from gpuscale.judge.sides import Side
 from gpuscale.records import Comparison, Verdict
 from gpuscale.records.environment_diff import may_lead_to
 from gpuscale.reports import cause_words, phrases
-from gpuscale.reports.comparison.headline import changes_of, loss_bounds
+from gpuscale.reports.comparison.headline import changes_of, most_lost
 from gpuscale.reports.comparison.rows import Row, sharing
 from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, parts_of
 
@@ -164,10 +164,9 @@ class _Adviser(msgspec.Struct, frozen=True):
         steps = self._to_settle()
         if step and not self.measured.injections:
             return [*_either(step), *(steps and [steps[0]._replace(label="or"), *steps[1:]])]
-        bounds = loss_bounds([r for r in self.rows if r.entry.verdict is Verdict.INCONCLUSIVE])
-        if bounds and steps and not any(row.causes for row in self.rows):
-            most = format_percent(max(bounds.values()))
-            steps.append(_Step("or", f"leave it at that: any loss is below {most}"))
+        most = most_lost([r for r in self.rows if r.entry.verdict is Verdict.INCONCLUSIVE])
+        if most and steps and not any(row.causes for row in self.rows):
+            steps.append(_Step("or", f"leave it at that: {most}"))
         return steps
 
     def _to_settle(self) -> list[_Step]:
@@ -258,9 +257,10 @@ class _Adviser(msgspec.Struct, frozen=True):
         """Return steps for another session with as many runs as now, but at least `fewest`."""
         after, needed = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
         runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
-        in_all = f" (in all, it takes about {needed} sessions on each side)" if needed else ""
-        text = f"measure again at another time, beside these runs{in_all}"
-        again = self._measure(text, f"--runs {runs}", about(runs * self._run_of_each_s))
+        takes = about(runs * self._run_of_each_s)
+        note = f"it takes about {needed} sessions on each side, {takes} each" if needed else takes
+        text = "measure again at another time, beside these runs"
+        again = self._measure(text, f"--runs {runs}", note)
         return [*_either(again), self._compare_all()]
 
     def _compare_all(self) -> _Step:
@@ -308,7 +308,11 @@ class _Adviser(msgspec.Struct, frozen=True):
         options = (f"--runs {lacking} " if in_all else "") + MORE.replace("more", name)
         when = f" {at_other_times(sessions)}" if sessions else ""
         text = f"if the machine can be as it was for the {then}, measure it{when}"
-        earlier = self._measure(text, options, dropped=("--inject",))
+        takes = about(
+            (lacking if in_all else comparison.after.most_runs or 0) * self._run_of_each_s
+        )
+        note = f"{takes} each" if takes and sessions else takes
+        earlier = self._measure(text, options, note, dropped=("--inject",))
         add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")
         if kind == "results":
             record = f"gpuscale baseline record {before} {name}-*.jsonl --cluster before"
