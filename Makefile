@@ -22,7 +22,7 @@ endif
 bench: $(VENV)/.measures
 	@$(BIN)/pytest $(if $(filter all,$(CASES)),bench_cases,$(CASES:%=bench_cases/test_%.py)) \
 	    --gpus $(GPUS) --strategy $(STRATEGY)
-	@echo "next: record a baseline and compare with it (docs/start.md)"
+	@echo "next: a baseline and a verdict (docs/start.md)"
 
 # Proves the path through CUDA or ROCm on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
 gpu-check: $(VENV)/.measures

@@ -12,7 +12,7 @@ import pytest
 
 from gpuscale.base.errors import GpuscaleError, UsageError
 from gpuscale.base.strategies import COMMAND
-from gpuscale.base.text import counted, format_seconds, spell_out
+from gpuscale.base.text import counted, format_seconds, joined, spell_out
 from gpuscale.campaigns.night.outcome import LEFT_OUT, report_to_night
 from gpuscale.measure.evidence.node import LoadMeter
 from gpuscale.measure.launch import ignore_terminations
@@ -275,6 +275,9 @@ class _MeasuringSession:
             files, colour = (baseline, recorder.path), terminalreporter.hasmarkup
             for line in terminal.verdict_lines(rule, results, files, colour, self._exit_code):
                 terminalreporter.write_line(line)
+        elif not (self._interrupted or results.injections or exitstatus):
+            record = f"gpuscale baseline record {joined([terminal.relative(recorder.path)])}"
+            terminalreporter.write_line(f"as a baseline: {record} --cluster NAME -o NEW.json")
         return others
 
     @pytest.hookimpl(trylast=True)
