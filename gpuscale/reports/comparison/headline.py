@@ -25,8 +25,6 @@ from gpuscale.reports.cause_words import headline, share_text, statement
 from gpuscale.reports.comparison.rows import Row, device_of, is_established, sharing, subject_of
 from gpuscale.reports.reason_words import WORDS, parts_of, reason_text, short_text, statement_text
 
-_NAMED_GAIN = 0.02
-"""Smallest gain on one device that is named beside a loss of efficiency."""
 _MOST = 0.75
 """Share of the main cause's time, or of all lost time, that counts as most of it."""
 _LARGE = 0.25
@@ -118,12 +116,11 @@ def _loss(rows: Sequence[Row]) -> str:
         of_step = " of the step" if entry.finding.in_points else ""
         return f"{entry.finding.words} {moved} by {by}{of_step}{within}{from_then}"
     if entry.finding is Finding.SCALING_LOSS:
-        # Rows of other batches may have other references.
-        gains = [row.entry.reason.facts.get("reference", 0.0) for row in rows]
-        of_one = f", partly since 1 {device_word(entry.device)} gained {_span(gains)}"
-        is_known = min(gains) > _NAMED_GAIN and not entry.reason.facts.get("is_open_on_1")
-        also = of_one if is_known else ""
-        return f"scaling got worse, E fell by {by}{within}{from_then}{also}"
+        sides = ((r.entry.baseline.samples_per_s, r.entry.current.samples_per_s) for r in rows)
+        lost = [1 - now.value / then.value for then, now in sides if then and now]
+        rate = phrases.rate_word(entry.configuration)
+        also = f", {rate} by {_span(lost)}" if min(lost, default=0.0) > 0 else ""
+        return f"scaling got worse, E fell by {by}{within}{also}{from_then}"
     if phrases.rate_word(entry.configuration) == "performance":
         return f"performance fell by {by}{within}{from_then}"
     counts = sorted({row.entry.key.gpus for row in rows})
