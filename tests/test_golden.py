@@ -220,7 +220,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "many_nights": Scenario(with_fault(communication_s=0.010), of(*ALLOCATIONS)),
     "nights_of_uneven_runs": Scenario(
         now(runs=2, fault=Fault(computing=1.06)),
-        of(*(replace(night, runs=1 + n % 3) for n, night in enumerate(ALLOCATIONS))),
+        of(*(replace(a, runs=1 + n % 3, faster=1 - n / 45) for n, a in enumerate(ALLOCATIONS))),
     ),
     "nights_some_without_1_gpu": Scenario(
         now(runs=5),
