@@ -167,7 +167,7 @@ def test_as_many_runs_or_sessions_as_are_named_mostly_show_whether_something_cha
             seen = -math.log1p(known(row.change).value) if loss else 0.0
             each = remedy.facts.get("of_both_sessions", 1), remedy.facts.get("of_both", 6)
             verdicts.append(compared((each, each), seen).verdict)
-    assert verdicts.count(said) / len(verdicts) == pytest.approx(often, abs=0.2)
+    assert verdicts.count(said) / len(verdicts) == pytest.approx(often, abs=0.16)
 
 
 def test_a_change_that_is_hardly_possible_is_named_only_if_it_is_called_one() -> None:
@@ -192,6 +192,7 @@ def test_runs_that_may_settle_a_row_settle_some() -> None:
         row = row_on(1, compare(baseline({1: then}), [measured({1: now[:8]})]))
         remedy = row.reason.facts.get("remedy")
         if remedy is not None and remedy.code == "unknown_further_runs":
+            assert row.further_runs is None
             again = compare(baseline({1: then}), [measured({1: now[: remedy.facts["in_all"]]})])
             settled.append(row_on(1, again).verdict is not Verdict.INCONCLUSIVE)
     assert 0.15 < statistics.fmean(settled) < 0.85

@@ -248,10 +248,8 @@ def test_a_change_between_few_sessions_is_doubted_and_one_over_many_is_not(
     one, many = (compare(before, [moved]) for before in sides)
     assert (one.exit_code, many.exit_code) == (code, code)
     known = "" if code == 0 else "; if by over "
-    assert (
-        f"it is unknown how much sessions differ: 1.0 % in throughput is assumed{known}"
-        in (said(one)["beware"])
-    )
+    doubt = f"it is unknown how much sessions differ: 1.0 % in throughput is assumed{known}"
+    assert doubt in said(one)["beware"]
     assert ("up_to" in facts_of(one.notes, "few_sessions")) is bool(known)
     assert "beware" not in said(many)
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))

@@ -36,7 +36,8 @@ class NodeEffect(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     nights: tuple[int, ...]
     slow: tuple[int, ...]
-    """Indices of nights on which the node, not the machine, was slow, from 3 successive on."""
+    """Indices of nights on which the node, not the whole machine, was slow. Fewer than 3 successive
+    nights on the node do not count."""
     speed: Estimate | None
     """Speed on the slow nights (or on all nights with the node, if none is slow) relative to nights
     without it; None if too few nights can be compared."""

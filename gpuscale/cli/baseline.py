@@ -77,12 +77,9 @@ def _record(arguments: argparse.Namespace) -> int:
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak and (large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]):
         steps = _to_strengthen(arguments, baseline, results, losses[0].loss / TOO_WEAK)
-        least = f"losses from {rough_percent(TOO_WEAK)} on are to be {FOUND}; here only:"
-        raise UsageError(
-            "\n".join(
-                [f"nothing was written: {least}", *large, *labelled_lines(steps, PLAIN_COLUMNS)]
-            )
-        )
+        least = rough_percent(TOO_WEAK)
+        what = f"nothing was written: losses from {least} on are to be {FOUND}; here only:"
+        raise UsageError("\n".join([what, *large, *labelled_lines(steps, PLAIN_COLUMNS)]))
     make_folder(arguments.output.parent)
     write_baseline(arguments.output, baseline)
     say(f"{arguments.output}: {counted(len(entries), 'entry')} from {runs_text(baseline.runs)}")

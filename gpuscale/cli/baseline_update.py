@@ -283,7 +283,7 @@ def _parts(night: Results, sizes: Mapping[EntryId, int]) -> list[Results]:
 
 
 def strength_text(losses: Sequence[SmallestLoss], sizes: Mapping[EntryId, int]) -> str:
-    """Return text like `the smallest loss that one session of 3 runs … would find …: 4.3 %`."""
+    """Say how small a loss one session with these numbers of runs would find 19 times in 20."""
     runs = [f"{size}" for size in sorted(sizes.values())]
     night = f"one session of {format_range(runs)} run{'' if runs[-1] == '1' else 's'} a row"
     return f"the smallest loss that {night} would find 19 times in 20: {range_text(losses)}"

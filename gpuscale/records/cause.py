@@ -159,7 +159,8 @@ NotMeasured = Literal[
     "down", "busy", "failed", "stopped", "not reached", "none alike", "row missing"
 ]
 """Reasons why a node is not judged: it is down or drained, its job never started, its job or all
-its runs failed, its turn never came, too few nodes are of its kind, or a row was not measured."""
+its runs failed, the sweep was stopped, its turn never came, too few nodes are of its kind, or only
+some rows were measured."""
 Reference = Literal["fleet", "past"]
 
 

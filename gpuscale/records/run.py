@@ -39,14 +39,16 @@ class Run(RowMixin, record.Record, frozen=True, kw_only=True):
     samples_per_epoch: record.PositiveCount | None = None
     """Number of training samples in one epoch, over all GPUs."""
     allocation: record.Name | None = None
-    """Job that executed the run, on nodes of one state; None for the file's first job."""
+    """Job that executed the run; runs of one job share the nodes and their state. None for the job
+    that created the results file."""
     measured: Mapping[str, float] = {}
     """Measured values by metric name, as in `METRICS`; empty if the run failed."""
     failure: Failure | None = None
     started_at_s: record.UnixTime | None = None
     wall_s: record.Duration | None = None
     startup_s: record.Duration | None = None
-    """Seconds until every rank had joined the group (with an injected slowdown, timed itself)."""
+    """Seconds from the launch until every rank had joined the process group or, with an injected
+    slowdown, had timed itself."""
     warmup_steps: record.Count | None = None
     warmup_s: record.Duration | None = None
     steps_per_window: record.PositiveCount | None = None

@@ -44,6 +44,11 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     other_ratios: Sequence[tuple[SideSample, SideSample]] = ()
     """Ratio T(n)/T(m) before and now, for each other row on m > 1 GPUs with the same T(1)."""
 
+    @property
+    def may_share_host(self) -> bool:
+        """True for CPU ranks: their host may have other load that lasts longer than a session."""
+        return self.row.points[0].configuration.device == "cpu"
+
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
     ) -> Quantities:
@@ -52,8 +57,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
         on_1 = QuantityName.THROUGHPUT_ON_1
         of_time = tolerances.limits(key, THROUGHPUT)
         name = on_1 if key.gpus == 1 else QuantityName.THROUGHPUT
-        # CPU ranks may share their host, whose load lasts longer than a session.
-        like_runs = 1.0 if self.row.points[0].configuration.device == "cpu" else 0.0
+        like_runs = 1.0 if self.may_share_host else 0.0
         time = _change(name, before.on_n_gpus, after.on_n_gpus, of_time, rates, like_runs)
         if len(before.samples) == 1:
             return Quantities(time=time)

@@ -58,7 +58,7 @@ def forecast(pairing: Pairing, decided_by: Quantity, rule: Rule) -> tuple[int | 
 
     needed, advice = required_runs(pairing.row, lambda n: chance(n) >= _MOSTLY, made, baseline_runs)
     is_of_sessions = decided_by.assumed_deviation and (advice is None or "idle" not in advice.code)
-    if is_of_sessions and pairing.row.points[0].configuration.device == "cpu":
+    if is_of_sessions and pairing.may_share_host:
         return None, _assumed(pairing.before, decided_by)
     most = FURTHER_RUNS[-1]
     # The mean of a few runs may be far off.

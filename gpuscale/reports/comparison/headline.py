@@ -192,8 +192,8 @@ def _first_cause(rows: Sequence[Row]) -> str:
     causes = [row.entry.causes[0] for row in shared]
     if not is_established(shared[0]):
         return f"not known: {statement(causes[0])}; {subject_of(shared, rows)}"
-    is_sure = shared[0].entry.verdict.is_loss or causes[0].code != "stragglers"
-    sure = "" if is_sure else ", not by chance"
+    is_open = not shared[0].entry.verdict.is_loss
+    sure = ", not by chance" if is_open and causes[0].code == "stragglers" else ""
     least_s = _MOST * (causes[0].lost_s or math.inf)
     near = [other for other in shared[0].entry.causes[1:2] if (other.lost_s or 0.0) > least_s]
     also = "".join(f", and {headline(other)}{share_text(other)}" for other in near)

@@ -21,7 +21,8 @@ from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, part
 
 _Command = tuple[str, str]
 """Text of a step, and the command that does it; empty if there is none."""
-MORE = "--results more-$(date +%m%d-%H%M%S).jsonl"
+_DATED = "$(date +%m%d-%H%M%S).jsonl"
+MORE = f"--results more-{_DATED}"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
 _BOTH_IDLE = "once the host is idle"
@@ -244,14 +245,10 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _quieter(self) -> list[_Step]:
         """Return advice for runs that differ too much."""
-        if self._can_be_shared:
+        # On CPU ranks, another load of the host may have disturbed all runs of the session.
+        if self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights":
             return self._another_session(min(self.comparison.before.most_runs or 0, _MOST_AGAIN))
         return _either("find what disturbs these runs ('gpuscale doctor')")
-
-    @property
-    def _can_be_shared(self) -> bool:
-        """True if another load of the host may disturb all runs of a session, as on CPU ranks."""
-        return self.rows[0].entry.device == "cpu" and self.comparison.baseline_kind != "nights"
 
     def _another_session(self, fewest: int = 0) -> list[_Step]:
         """Return steps for another session with as many runs as now, but at least `fewest`."""
@@ -305,12 +302,11 @@ class _Adviser(msgspec.Struct, frozen=True):
         # Runs that are judged, or were measured after a fault, would hide it in the baseline.
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
         name, then = ("more", "baseline") if kind == "baseline" else ("earlier", "earlier results")
-        options = (f"--runs {lacking} " if in_all else "") + MORE.replace("more", name)
+        options = (f"--runs {lacking} " if in_all else "") + f"--results {name}-{_DATED}"
         when = f" {at_other_times(sessions)}" if sessions else ""
         text = f"if the machine can be as it was for the {then}, measure it{when}"
-        takes = about(
-            (lacking if in_all else comparison.after.most_runs or 0) * self._run_of_each_s
-        )
+        runs = lacking if in_all else comparison.after.most_runs or 0
+        takes = about(runs * self._run_of_each_s)
         note = f"{takes} each" if takes and sessions else takes
         earlier = self._measure(text, options, note, dropped=("--inject",))
         add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")

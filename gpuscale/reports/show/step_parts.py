@@ -68,12 +68,12 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
     """Yield lines that define the terms in efficiency budgets, such as communication."""
     parts = [part for budget in budgets for part in budget.hundredths.items()]
-    named, lost = zip(*parts, strict=True) if parts else ((), ())
+    named, has_gain = {part for part, _ in parts}, any(points < 0 for _, points in parts)
     if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of devices; communication: exposed, "
             "without the overhead that a single rank has too (show --phases includes it); rest: "
-            f"mostly slower computing{'; +: a gain, or noise' if min(lost) < 0 else ''}"
+            f"mostly slower computing{'; +: a gain, or noise' if has_gain else ''}"
         )
     if "bubble" in named:
         yield (
