@@ -205,14 +205,14 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
     said = "4 sessions, their deviation is assumed: 10 % in E(4), half that of runs here"
     assert said in reason_text(taken)
     steps = advice(replace(comparison(taken), baseline_kind=kind))
-    assert (" measure it at 3 other times, best hours apart (" in steps) is (kind != "nights")
+    assert (", if you can, at 3 other times, best hours apart (" in steps) is (kind != "nights")
     made = "baseline record night.jsonl earlier-*.jsonl --cluster before -o before.json\n"
     assert (made in steps) is ("compare before.json night.jsonl" in steps) is (kind == "results")
     # No number of nights before tells what is special about this one.
     doubt = replace(comparison(noisy("nights_differ", **facts)), baseline_kind=kind)
     of_several = "run gpuscale compare night.jsonl night.jsonl night-2.jsonl"
     assert (of_several in advice(doubt)) is (kind != "nights")
-    assert ("it takes about 12 sessions on each side" in advice(doubt)) is (kind != "nights")
+    assert ("one of about 12 sessions on each side" in advice(doubt)) is (kind != "nights")
     # As many as in these sessions, since the runs of all nights before are no session's.
     doubt = replace(doubt, before=replace(doubt.before, most_runs=180))
     assert ("--runs 6 --results night-2.jsonl" in advice(doubt)) is (kind != "nights")

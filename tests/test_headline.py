@@ -348,7 +348,7 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     judged = replace(judged, before=before, after=replace(judged.after, files=("my night.jsonl",)))
     add = "gpuscale baseline update --add baselines/ours.json"
     assert advice(judged) == (
-        "next if the machine can be as it was for the baseline, measure it "
+        "next measure the machine as it was for the baseline, if you can "
         "(other options as before; in a job; about 60 s)\n"
         "run pytest … --results more-$(date +%m%d-%H%M%S).jsonl\n"
         f"then add that to the baseline\nrun {add} more-*.jsonl\n"
@@ -389,7 +389,7 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
     step = headline(comparison(unknown, slower))["next"]
     assert step.startswith("make about 3 more runs, which may settle only mnist_cnn/ddp (2) on 4 ")
     assert advice(comparison(both)) == (
-        "next if the machine can be as it was for the baseline, measure it "
+        "next measure the machine as it was for the baseline, if you can "
         "(other options as before; in a job; about 7 min)\n"
         "run pytest … --runs 37 --results more-$(date +%m%d-%H%M%S).jsonl\n"
         "then add that to the baseline\n"
@@ -466,7 +466,7 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     judged = comparison(replace(judged.entries[0], change=SMALL))
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
     first, lacking, *_ = advice(ours).splitlines()
-    assert first.startswith("next if the machine can be as it was for the baseline, measure it (")
+    assert first.startswith("next measure the machine as it was for the baseline, if you can (")
     assert lacking == "run pytest … --runs 2 --results more-$(date +%m%d-%H%M%S).jsonl"
 
 

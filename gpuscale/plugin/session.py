@@ -277,7 +277,8 @@ class _MeasuringSession:
                 terminalreporter.write_line(line)
         elif not (self._interrupted or results.injections or exitstatus):
             record = f"gpuscale baseline record {joined([terminal.relative(recorder.path)])}"
-            terminalreporter.write_line(f"as a baseline: {record} --cluster NAME -o NEW.json")
+            text = f"as a baseline, if strong enough: {record} --cluster NAME -o NEW.json"
+            terminalreporter.write_line(text)
         return others
 
     @pytest.hookimpl(trylast=True)

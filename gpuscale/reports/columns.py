@@ -89,8 +89,8 @@ VALUE: Column[Any] = Column("value", "value", None, "±")
 """Column of values for rows that measure a metric instead of the step time."""
 STEP_TIME: Column[Any] = Column("step_time_s", "step time", format_seconds, "±")
 SAMPLES: Column[Any] = Column("samples_per_s", "samples/s", significant, "±")
-SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "[]")
-EFFICIENCY: Column[Any] = Column("efficiency", "efficiency", "{:.2f}".format, "[]")
+SPEEDUP: Column[Any] = Column("speedup", "speedup", "{:.2f}".format, "±")
+EFFICIENCY: Column[Any] = Column("efficiency", "efficiency", "{:.2f}".format, "±")
 SCALING = (VALUE, STEP_TIME, SAMPLES, SPEEDUP, EFFICIENCY)
 """Columns that apply to scaling points and to each side of a comparison."""
 

@@ -70,7 +70,7 @@ class Words(NamedTuple):
 WORDS: Mapping[str, Words] = {
     "no_loss": Words("no loss (95 % confidence)"),
     "bounded_loss": Words("no loss of {bound} or more (95 % confidence)"),
-    "one_sided_loss": Words("no loss of {bound} or more (one-sided, 95 % confidence)"),
+    "one_sided_loss": Words("no loss of {bound} or more (one-sided 95 %; brackets: two-sided)"),
     "moved": Words("the {rate} on {gpus} {throughput}", beyond_table=""),
     "moved_with_efficiency": Words(
         "the {rate} on {gpus} {throughput}; E({n}) {efficiency}", beyond_table=""
@@ -251,8 +251,8 @@ WORDS: Mapping[str, Words] = {
         caution="",
     ),
     "outlying_runs": Words(
-        "left out of the baseline: run {run} of {name} for {row}, whose T differed by "
-        "{difference} from the other runs{other_runs}"
+        "left out of the baseline, also of its values above: run {run} of {name} for {row}, whose "
+        "T differed by {difference} from the other runs of its session{other_runs}"
     ),
     "outlying_allocations": Words(
         "left out of the baseline: {names}, where T of {row}{others} "

@@ -99,13 +99,14 @@ def _loss(rows: Sequence[Row]) -> str:
     """Describe the rows' loss: `training on 2 GPUs lost 9 % of its samples/s [7 %, 13 %]`."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
-    # The bracket has the sign of the loss, so what is below zero in it is a gain.
     sign = -1 if changes and changes[0].value < 0 else 1
     bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
     ends = sorted(sign * end for bound in bounds for end in bound)
     by = _span([abs(change.value) for change in changes])
     texts = format_distinct(rough_percent, ends[0], ends[-1]) if ends else []
-    within = f" [{', '.join(texts).replace('-', '−')}]" if ends else ""
+    if ends and ends[0] < 0:
+        texts = [f"at most {texts[1]}", f"or a gain of up to {texts[0][1:]}"]
+    within = f" [{', '.join(texts)}]" if ends else ""
     starts = [row.entry.since or "" for row in rows]
     from_then = f", from {min(starts)} on" if all(starts) else ""
     if entry.verdict is Verdict.INCONSISTENT:

@@ -255,7 +255,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         after, needed = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
         runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
         takes = about(runs * self._run_of_each_s)
-        note = f"it takes about {needed} sessions on each side, {takes} each" if needed else takes
+        note = f"one of about {needed} sessions on each side, {takes} each" if needed else takes
         text = "measure again at another time, beside these runs"
         again = self._measure(text, f"--runs {runs}", note)
         return [*_either(again), self._compare_all()]
@@ -303,8 +303,8 @@ class _Adviser(msgspec.Struct, frozen=True):
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
         name, then = ("more", "baseline") if kind == "baseline" else ("earlier", "earlier results")
         options = (f"--runs {lacking} " if in_all else "") + f"--results {name}-{_DATED}"
-        when = f" {at_other_times(sessions)}" if sessions else ""
-        text = f"if the machine can be as it was for the {then}, measure it{when}"
+        when = f", {at_other_times(sessions)}" if sessions else ""
+        text = f"measure the machine as it was for the {then}, if you can{when}"
         runs = lacking if in_all else comparison.after.most_runs or 0
         takes = about(runs * self._run_of_each_s)
         note = f"{takes} each" if takes and sessions else takes
