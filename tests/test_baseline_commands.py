@@ -64,9 +64,7 @@ def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: S
     assert told in shell("compare", "b.json", "one.jsonl", "two.jsonl").stderr
 
 
-def test_a_baseline_grows_by_the_figure_that_it_was_recorded_with(
-    shell: Shell,
-) -> None:
+def test_a_baseline_grows_by_the_figure_that_it_was_recorded_with(shell: Shell) -> None:
     draw = random.Random(4)
     for name, runs in (("well", 30), ("one", 3), ("two", 4)):
         times = {n: [math.exp(draw.gauss(0, 0.1)) for _ in range(runs)] for n in (1, 2)}
@@ -241,6 +239,7 @@ def test_a_baseline_is_too_weak_if_one_night_finds_little_whatever_all_would(she
         times = {1: [slow * step_s for step_s in (0.1, 0.101, 0.099)]}
         shell.write(f"n{number}", measured(times, job_id=f"n{number}"))
     refused = " ".join(shell.record(*(f"n{number}" for number in range(6))).stderr.split())
-    add = "next measure at another time, while nothing else runs run pytest … --runs"
-    assert add in refused
+    take = "next take it as it is: 6 sessions show how they differ, so further ones help slowly run"
+    assert f"{take} gpuscale baseline record n0.jsonl n1.jsonl" in refused
+    assert "or measure at another time, while nothing else runs run pytest … --runs" in refused
     assert not (shell.folder / "b.json").exists()

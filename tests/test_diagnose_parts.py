@@ -13,12 +13,7 @@ from statements import known
 from gpuscale.analysis.step_parts import Part, Rank, Step, steps_of
 from gpuscale.judge.diagnose.causes import certain_straggler, stragglers
 from gpuscale.judge.diagnose.row_evidence import PointEvidence, onset_of
-from gpuscale.judge.diagnose.step_parts import (
-    PartChange,
-    changes_of,
-    stragglers_of,
-    without_turns,
-)
+from gpuscale.judge.diagnose.step_parts import PartChange, changes_of, stragglers_of, without_turns
 from gpuscale.judge.diagnose.symptoms import explaining_clocks, symptoms_of
 from gpuscale.records import GpuSummary, PointKey
 from gpuscale.records.cause import CauseKind, ComparedWith, DeviceSymptom, Onset

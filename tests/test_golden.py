@@ -223,8 +223,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         of(*(replace(a, runs=1 + n % 3, faster=1 - n / 45) for n, a in enumerate(ALLOCATIONS))),
     ),
     "nights_some_without_1_gpu": Scenario(
-        now(runs=5),
-        of(*PAIRS[:4], *(replace(night, gpus=(2, 4)) for night in PAIRS[4:])),
+        now(runs=5), of(*PAIRS[:4], *(replace(night, gpus=(2, 4)) for night in PAIRS[4:]))
     ),
     "ends_of_different_nights": Scenario(
         (replace(NOW, gpus=(1,)), replace(NOW, job="2002", day=31, gpus=(2, 4))),
@@ -246,10 +245,7 @@ IN_JSON = (
     *("bad_device", "memory_errors", "environment", "improved", "uncertain_loss", "two_nodes"),
     "published_consistent",
 )
-IN_ALL = (
-    *("nothing_in_common", "published_inconsistent", "all_failed", "injected"),
-    LOST_METRIC,
-)
+IN_ALL = (*("nothing_in_common", "published_inconsistent", "all_failed", "injected"), LOST_METRIC)
 SUFFIXES = {"json": "json", "markdown": "md", "junit": "xml"}
 
 

@@ -452,14 +452,17 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     between = replace(judged, before=replace(judged.before, files=("then.jsonl",)))
     between = replace(between, baseline_kind="results")
     first, *others, _ = advice(between).splitlines()
-    step = "measure both sides again, 20 runs a row; first the earlier, on the machine as it was"
-    assert first == f"next {step} (other options as before; in a job; about 4 min a side)"
+    step = "measure the machine as it was for the earlier results, if you can"
+    assert first == f"next {step} (other options as before; in a job; about 3 min)"
     assert others == [
-        "run pytest … --runs 20 --results before-20.jsonl",
-        "then measure the later (other options as before; in a job)",
-        "run pytest … --runs 20 --results after-20.jsonl",
-        "then compare these",
-        "run gpuscale compare before-20.jsonl after-20.jsonl",
+        "run pytest … --runs 17 --results earlier-$(date +%m%d-%H%M%S).jsonl",
+        "then make a baseline of all that",
+        "run gpuscale baseline record then.jsonl earlier-*.jsonl --weak --cluster before -o "
+        "before.json",
+        "then make about 17 more runs (other options as before; in a job; about 3 min)",
+        "run pytest … --runs 20 --resume night.jsonl",
+        "then compare again",
+        "run gpuscale compare before.json night.jsonl",
     ]
     # Other tools' results tell no time.
     assert advice(viewed(between)).startswith(f"next {step} (other options as before; in a job)\n")
@@ -468,6 +471,13 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     first, lacking, *_ = advice(ours).splitlines()
     assert first.startswith("next measure the machine as it was for the baseline, if you can (")
     assert lacking == "run pytest … --runs 2 --results more-$(date +%m%d-%H%M%S).jsonl"
+
+
+@pytest.mark.parametrize("kind", ["baseline", "results", "nights"])
+@pytest.mark.parametrize("code", ["nights_differ", "other_rows_differ", "once_idle"])
+def test_a_row_that_no_run_of_this_session_settles_has_a_next_step(code: str, kind: str) -> None:
+    facts = {"deviation": 0.2, "quantity": QuantityName.EFFICIENCY, "of_both_sessions": 12}
+    assert advice(replace(comparison(noisy(code, **facts)), baseline_kind=kind)).startswith("next ")
 
 
 @pytest.mark.parametrize("code", ["both_sides_differ", "runs_differ", "baseline_runs_differ"])

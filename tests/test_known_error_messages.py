@@ -8,10 +8,7 @@ from capture_texts import SAMPLES
 from gpuscale.base import known_error_messages as messages
 
 OF_TORCH = json.loads(SAMPLES.read_text())
-TABLES = {
-    "lost peer": messages.LOST_PEER_LINES,
-    "out of memory": messages.OUT_OF_MEMORY,
-}
+TABLES = {"lost peer": messages.LOST_PEER_LINES, "out of memory": messages.OUT_OF_MEMORY}
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, "
 
 

@@ -18,13 +18,7 @@ import pytest
 from ci_checkout import REPOSITORY
 from command_line import python, ran
 from commands import PRELUDE, gpuscale
-from measuring import (
-    command_case,
-    pytest_command,
-    run_pytest,
-    without_torchvision,
-    write_case,
-)
+from measuring import command_case, pytest_command, run_pytest, without_torchvision, write_case
 from warm_sessions import TIMEOUT_S
 
 from gpuscale.store.results import read_results

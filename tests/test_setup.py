@@ -157,10 +157,7 @@ USES = {
     "leave-out": "two_cpu_ranks.jsonl --because cooling",
 }
 """Arguments of the commands that need no further package."""
-LACKED = {
-    "doctor": "nvidia-ml-py",
-    "night": "torch numpy pytest pytest-benchmark nvidia-ml-py",
-}
+LACKED = {"doctor": "nvidia-ml-py", "night": "torch numpy pytest pytest-benchmark nvidia-ml-py"}
 
 
 def built(kind: str, tree: Path, target: Path) -> Path:

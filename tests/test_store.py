@@ -20,12 +20,7 @@ from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
 from gpuscale.store import results as results_files
 from gpuscale.store.file_formats import decode_baseline, decode_results
 from gpuscale.store.files import MOST_BYTES, read_any, read_baseline, write_baseline, write_report
-from gpuscale.store.results import (
-    ResultsFile,
-    create_results,
-    default_results_path,
-    read_results,
-)
+from gpuscale.store.results import ResultsFile, create_results, default_results_path, read_results
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
@@ -219,14 +214,17 @@ def test_no_baseline_and_no_report_replaces_what_is_no_file(tmp_path: Path) -> N
     assert {*tmp_path.iterdir()} == {loop, file}
 
 
-def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> None:
-    new = default_results_path(tmp_path, NOW)
-    old = default_results_path(tmp_path, NOW - timedelta(days=1))
-    for path in (new, old):
+def test_the_newest_results_are_those_measured_last(tmp_path: Path) -> None:
+    old, new = (default_results_path(tmp_path, NOW + timedelta(days=day)) for day in (-1, 0))
+    # Advice names the file of another session after that of the first one.
+    newest = old.with_name(old.name.replace(".jsonl", "-2.jsonl"))
+    for number, path in enumerate((old, new, newest)):
         writer(path).close()
+        os.utime(path, ns=(number, number))
     (tmp_path / "zzz.jsonl").write_text("not dated")
     default_results_path(tmp_path, NOW + timedelta(days=1)).mkdir()
-    assert results_files.newest_results(tmp_path) == [new, old]
+    results_files.leave_out(old, "a bad night")
+    assert results_files.newest_results(tmp_path) == [newest, new, old]
 
 
 def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: Path) -> None:

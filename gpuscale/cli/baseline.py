@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, FileError, UsageError
 from gpuscale.base.host import DEVICES, UNRECORDED
 from gpuscale.base.text import counted, escaped, joined, rough_percent, visible
@@ -71,8 +72,7 @@ def _record(arguments: argparse.Namespace) -> int:
     baseline = replace(baseline, recorded_by=baseline_update.login_name())
     sizes, entries = baseline_update.night_sizes(baseline), entries_of(baseline.runs)
     losses = baseline_update.smallest_losses(baseline, sizes)
-    nights = outlying_nights((entry, None) for entry in side_of_baseline(baseline).entries)
-    for note in nights:
+    for note in outlying_nights((entry, None) for entry in side_of_baseline(baseline).entries):
         text = statement_text(note, baseline.hardware.device)
         say(f"note: {text}; if a fault explains it: gpuscale leave-out FILE --because TEXT")
     if not arguments.weak and (large := [f"  {each}" for each in losses if each.loss > TOO_WEAK]):
@@ -103,7 +103,7 @@ def _to_strengthen(
     how = f"make {more} runs a row ({takes}; {fewest} may do)"
     options = f"--runs {more} --resume {file}"
     files = again = joined(visible(f"{path}") for path in arguments.results)
-    if were_hosts_busy(baseline.runs):
+    if is_busy := were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
         how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
         again = "more-*.jsonl"
@@ -113,11 +113,16 @@ def _to_strengthen(
         how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {MORE}"
         others = [path for path in arguments.results if not path.name.startswith("more-")]
         again = joined(visible(f"{path}") for path in others) + " more-*.jsonl"
-    steps = [("next", f"{how}, while nothing else runs"), ("run", measuring(started_as, options))]
+    how += ", while nothing else runs"
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
     record, given = "gpuscale baseline record", joined(words)
-    steps += [("then", "record again"), ("run", f"{record} {again} {given}")]
-    return [*steps, ("or", "take it as it is"), ("run", f"{record} {files} {given} --weak")]
+    stronger = [("run", measuring(started_as, options)), ("then", "record again")]
+    stronger += [("run", f"{record} {again} {given}")]
+    as_it_is, weak = "take it as it is", [("run", f"{record} {files} {given} --weak")]
+    if sessions >= MINIMUM_ALLOCATIONS and not is_busy:
+        as_it_is += f": {sessions} sessions show how they differ, so further ones help slowly"
+        return [("next", as_it_is), *weak, ("or", how), *stronger]
+    return [("next", how), *stronger, ("or", as_it_is), *weak]
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:

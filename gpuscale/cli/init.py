@@ -77,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
             options='["--exclusive"]  # a guess: correct it' if scheduler.name == "slurm" else "[]",
         )
     submit = _SUBMIT if profile else ""
-    shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if _is_shipped(path)]
+    found = (path for path in sorted(_SHIPPED.glob("*/*.*")) if path.is_file())
+    # Baselines that have measured runs are of this project's own machines.
+    shipped = [path for path in found if path.suffix != ".json" or not read_baseline(path).runs]
     files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
     files |= profile | {"README.md": _README.format(version=__version__, submit=submit)}
     for file in files:
@@ -93,8 +95,3 @@ def run(arguments: argparse.Namespace) -> int:
         remark("no profile was written, since no scheduler was found here")
     say(f"next: read {visible(str(folder / 'README.md'))}")
     return ExitCode.OK
-
-
-def _is_shipped(path: Path) -> bool:
-    """True if `gpuscale init` copies the file: all files but baselines that have measured runs."""
-    return path.is_file() and (path.suffix != ".json" or not read_baseline(path).runs)

@@ -21,7 +21,7 @@ RESULTS = "results.jsonl"
 """Name of the results file in the folder of a night."""
 PROBES_ENDING = ".probes.json"
 """Suffix of files that contain only probes, in the format of a results file."""
-_DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
+_DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}(-\d+)?\.jsonl")
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
@@ -31,11 +31,12 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 
 def newest_results(folder: Path) -> list[Path]:
-    """Return files named by `default_results_path`, newest first; raise FileError if none exist."""
+    """Return dated files, also those named in advice (`…-2.jsonl`), newest first, or raise."""
     with files.file_errors(folder), suppress(FileNotFoundError):
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
-        if dated := [name for name in names if _DATED_NAME.fullmatch(name)]:
-            return [folder / name for name in sorted(dated, reverse=True)]
+        found = [entry for entry in os.scandir(folder) if _DATED_NAME.fullmatch(entry.name)]
+        # A file named by advice has the date of the session before it.
+        if dated := [(each.stat().st_mtime_ns, each.name) for each in found if each.is_file()]:
+            return [folder / name for _, name in sorted(dated, reverse=True)]
     raise no_results(folder)
 
 
@@ -83,7 +84,9 @@ def leave_out(path: Path, reason: str | None) -> None:
     with ResultsFile(path) as locked, files.file_errors(path):
         header = encode_header(replace(locked.results, left_out=reason))
         _, _, runs = path.read_bytes().partition(b"\n")
+        measured_ns = path.stat().st_mtime_ns
         files.write_report(path, header.encode() + b"\n" + runs)
+        os.utime(path, ns=(measured_ns, measured_ns))
 
 
 def create_results(path: Path, head: Results) -> "ResultsFile":

@@ -94,7 +94,8 @@ def _lasting_spread(pairing: Pairing, rule: Rule, *, of_speedup: bool) -> Statem
     shares = before.allocation_share + after.allocation_share
     variance = (quantity.gain.variance or 0.0) * (levels / math.log1p(-quantity.ok_bound)) ** 2
     needed = max(MINIMUM_ALLOCATIONS, math.ceil(2 * variance / shares))
-    facts = Facts(quantity=quantity.name, of_both_sessions=needed)
+    sessions = len(before.samples[0].values)
+    facts = Facts(quantity=quantity.name, of_both_sessions=needed, sessions=sessions)
     return Statement(spread.code, spread.facts | facts)
 
 

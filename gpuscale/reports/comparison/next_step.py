@@ -25,7 +25,7 @@ _DATED = "$(date +%m%d-%H%M%S).jsonl"
 MORE = f"--results more-{_DATED}"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
-_BOTH_IDLE = "once the host is idle"
+_IDLE = "once the host is idle"
 _FEWEST_AGAIN, _MOST_AGAIN = 6, 40
 """Bounds of an advised number of runs in another session."""
 
@@ -96,11 +96,6 @@ def _either(*ways: str | _Command) -> list[_Step]:
     return [_Step("or" if number else "next", *way) for number, way in enumerate(given)]
 
 
-def _first(first: str | _Command, then: Sequence[_Step]) -> list[_Step]:
-    """Put a new `next` step before the given steps; the step after it is labelled `then`."""
-    return [*_either(first), then[0]._replace(label="then"), *then[1:]]
-
-
 class _Adviser(msgspec.Struct, frozen=True):
     """Chooses the next steps after a comparison; `rows` must be ranked, the worst first."""
 
@@ -140,8 +135,9 @@ class _Adviser(msgspec.Struct, frozen=True):
         found = _either(*(steps if is_suspected else reversed(steps)))
         first = ONCE_IDLE if is_busy else "measure again" if self._is_uncertain(worst) else ""
         if found and first and not is_suspected:
-            likeliest = found[0]._replace(text=f"if it is REGRESSED again, {found[0].text}")
-            return _first(self._measure(first), [likeliest, *found[1:]])
+            text = f"if it is REGRESSED again, {found[0].text}"
+            likeliest = found[0]._replace(label="then", text=text)
+            return [*_either(self._measure(first)), likeliest, *found[1:]]
         return found or self._remedy([worst])
 
     def _cautious(self, caution: str) -> list[_Step]:
@@ -149,9 +145,8 @@ class _Adviser(msgspec.Struct, frozen=True):
         before, after = self.comparison.before, self.comparison.after
         if caution == WORDS["newer_baseline"].caution:
             return _either((caution, f"{_COMPARE} {shlex.join((*after.files, *before.files))}"))
-        if caution == _BOTH_IDLE:
-            runs = after.most_runs or _FEWEST_AGAIN
-            return self._measure_both(_BOTH_IDLE, f"--runs {runs}", runs * self._run_of_each_s)
+        if caution == _IDLE:
+            return self._measure_both(after.most_runs or _FEWEST_AGAIN)
         return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
 
     def _is_uncertain(self, row: Row) -> bool:
@@ -177,7 +172,8 @@ class _Adviser(msgspec.Struct, frozen=True):
             return _either(self._measure("measure again into a new file, and compare that"))
         wanted = [row for row in rows if _soon(row)]
         # What may be a loss comes first.
-        wanted = [worst] if worst in wanted and _is_slower(worst) else wanted
+        is_slower = worst.change is not None and (worst.change.high or 0.0) < 0
+        wanted = [worst] if worst in wanted and is_slower else wanted
         if wanted and worst.entry.verdict is Verdict.INCONCLUSIVE and not _is_single(worst):
             is_all = len(wanted) == sum(row.entry.verdict.weight == 1 for row in rows)
             named = f"{wanted[0].name} on {wanted[0].devices}" if len(wanted) == 1 else "some rows"
@@ -189,6 +185,8 @@ class _Adviser(msgspec.Struct, frozen=True):
         kind, codes = comparison.baseline_kind, {part.code for part in parts_of(worst.entry.reason)}
         if "nights_differ" in codes and kind != "nights":
             return self._another_session()
+        if "once_idle" in codes:
+            return _either(self._measure(ONCE_IDLE))
         # One run a night is enough once there are several nights.
         if (kind == "nights" and _is_single(worst)) or any(w.needs_baseline for w in _words(worst)):
             return self._more_before()
@@ -217,15 +215,15 @@ class _Adviser(msgspec.Struct, frozen=True):
         notes += [note] if note else []
         return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
-    def _measure_both(self, how: str, options: str, wall_s: float) -> list[_Step]:
-        """Return steps to measure both sides again (`how`, `wall_s` each) and compare them."""
-        files = [f"{side}-{'-'.join(options.split()[1::2])}.jsonl" for side in ("before", "after")]
-        earlier, later = (f"{options} --results {file}" for file in files)
-        takes = f"{about(wall_s)} a side" if wall_s else ""
-        text = f"measure both sides again, {how}; first the earlier, on the machine as it was"
+    def _measure_both(self, runs: int) -> list[_Step]:
+        """Return steps to measure `runs` runs of both sides again and compare them."""
+        files = f"before-{runs}.jsonl", f"after-{runs}.jsonl"
+        earlier, later = (f"--runs {runs} --results {file}" for file in files)
+        takes = about(runs * self._run_of_each_s)
+        text = f"measure both sides again, {_IDLE}; first the earlier, on the machine as it was"
         last = _Step("then", *self._measure("measure the later", later))
         compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
-        return [*_either(self._measure(text, earlier, takes)), last, compared]
+        return [*_either(self._measure(text, earlier, takes and f"{takes} a side")), last, compared]
 
     def _more_now(self, more: int, in_all: int, of_rows: str) -> _Command:
         """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark."""
@@ -255,10 +253,14 @@ class _Adviser(msgspec.Struct, frozen=True):
         after, needed = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
         runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
         takes = about(runs * self._run_of_each_s)
-        note = f"one of about {needed} sessions on each side, {takes} each" if needed else takes
+        lacking = needed - _largest_fact(self.rows[0], "sessions")
+        is_lacking = lacking > 0 and self.comparison.baseline_kind == "baseline"
+        also = f"; the baseline lacks about {lacking}: {ADD}" if is_lacking else ""
+        more = max(1, needed - len(self.measured.by_allocation))
+        each = takes and f", {takes} each"
+        note = f"one of about {more} more{each}{also}" if needed else takes
         text = "measure again at another time, beside these runs"
-        again = self._measure(text, f"--runs {runs}", note)
-        return [*_either(again), self._compare_all()]
+        return [*_either(self._measure(text, f"--runs {runs}", note)), self._compare_all()]
 
     def _compare_all(self) -> _Step:
         files = (*self.comparison.before.files, *self.comparison.after.files)
@@ -293,11 +295,8 @@ class _Adviser(msgspec.Struct, frozen=True):
             return _either(f"compare again after more nights; {far}")
         if "both_sides_differ" in codes or in_all > _MOST_AGAIN:
             return self._quieter()
-        wall_s = in_all * self._run_of_each_s
-        if kind == "results" and in_all:
-            return self._measure_both(f"{in_all} runs a row", f"--runs {in_all}", wall_s)
         sessions = _largest_fact(rows[0], "sessions")
-        if kind == "results" and not sessions:
+        if kind == "results" and not (sessions or in_all):
             return self._another_session()
         # Runs that are judged, or were measured after a fault, would hide it in the baseline.
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
@@ -311,7 +310,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         earlier = self._measure(text, options, note, dropped=("--inject",))
         add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")
         if kind == "results":
-            record = f"gpuscale baseline record {before} {name}-*.jsonl --cluster before"
+            record = f"gpuscale baseline record {before} {name}-*.jsonl --weak --cluster before"
             add = _Step("then", "make a baseline of all that", f"{record} -o before.json")
             before = "before.json"
         more, again = in_all - (comparison.after.fewest_runs or 0), f"{_COMPARE} {before} {after}"
@@ -343,11 +342,6 @@ def _largest_fact(row: Row, name: str) -> int:
     return max(count for count in found if isinstance(count, int))
 
 
-def _is_slower(row: Row) -> bool:
-    """True if a row is proven slower: the interval of its change lies entirely below zero."""
-    return row.change is not None and (row.change.high or 0.0) < 0
-
-
 def about(seconds: float) -> str:
     """Format an approximate duration: `about 12 min`, `about 3 h`; empty if it is unknown (0)."""
     minutes = math.ceil(seconds / 60)
@@ -364,7 +358,7 @@ def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -
     if is_open and "busy_host_before" in notes:
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
         is_now = "busy_host" in notes
-        first = [_BOTH_IDLE if is_now else "measure the baseline again once the host is idle"]
+        first = [_IDLE if is_now else "measure the baseline again once the host is idle"]
     others = [] if worst_weight == 2 else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 

@@ -23,7 +23,7 @@ NAMED_GAIN = 2
 """Smallest reported gain of efficiency by communication (a negative loss), in points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
-_NO_RANK = "no single rank; they take turns, or one is slower by little"
+_NO_RANK = "no rank is the slowest beyond chance"
 _LAGS = 0.05
 """Lag above which a rank is marked, as a share of the median pace of the ranks in its run."""
 _TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
@@ -98,9 +98,7 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
             point = (budget.configuration, budget.key)
             of_row = [run for run in runs if (run.configuration, run.key) == point]
-            found = slow_rank(of_row)
-            found += "; a comparison shows whether that is new" if found else _NO_RANK
-            yield f"{part}: {found}"
+            yield f"{part}: {slow_rank(of_row) or _NO_RANK}"
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
