@@ -268,7 +268,8 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
 @pytest.mark.parametrize(("command", "maker"), [(None, "pytest"), ("a.py", "gpuscale run")])
 def test_a_missing_row_is_measured_by_what_measured_others(command: str | None, maker: str) -> None:
     missing = entry(Verdict.MISSING, configuration=replace(CNN, command=command))
-    assert headline(comparison(missing))["next"].endswith(f"or measure them ({maker})")
+    wanted = f", measure them ({maker}), or choose rows by --case"
+    assert headline(comparison(missing))["next"].endswith(wanted)
 
 
 def test_a_loss_that_only_nights_show_points_to_their_history() -> None:
@@ -471,6 +472,17 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     first, lacking, *_ = advice(ours).splitlines()
     assert first.startswith("next measure the machine as it was for the baseline, if you can (")
     assert lacking == "run pytest … --runs 2 --results more-$(date +%m%d-%H%M%S).jsonl"
+
+
+def test_nothing_is_measured_into_the_folder_of_a_night() -> None:
+    judged = comparison(noisy("runs_differ", deviation=0.2))
+    judged = replace(
+        judged, entries=[replace(judged.entries[0], configuration=replace(CNN, device="cpu"))]
+    )
+    of_night = replace(judged, after=replace(judged.after, files=("nights/a_1/results.jsonl",)))
+    started_as = "pytest cases --results nights/a_1/results.jsonl --junitxml nights/a_1/junit.xml"
+    made = replace(measured({1: [0.1, 0.1]}), started_as=started_as)
+    assert "\nrun pytest cases --runs 6 --results a_1-2.jsonl\n" in advice(viewed(of_night, made))
 
 
 @pytest.mark.parametrize("kind", ["baseline", "results", "nights"])

@@ -66,7 +66,7 @@ STRATEGIES: Mapping[str, Demands] = {
         implementation="data_parallel:DataParallelStrategy",
         one_process=True,
         inside_computing="scatter, replicate and gather",
-        not_on_cpu="DataParallel has no CPU counterpart",
+        not_on_cpu="DataParallel has no CPU counterpart (--strategy chooses others)",
         conflicts={
             "--compile": "torch does not compile replicas of DataParallel, so T(1) would be "
             "compiled and T(n) not"

@@ -159,8 +159,8 @@ def device_text(uuid: str, host: str | None = None) -> str:
 def slow_rank(runs: Iterable[Run]) -> str:
     """Say which rank is the slowest, in how many runs, by how much; empty if it may be chance."""
     steps = steps_of(runs)
-    if len(steps) < 3 or len(steps[0].ranks) == 1:
-        return ""
+    if len(steps) < 3:
+        return "fewer than 3 runs do not tell whether one rank is slow; a comparison may"
     found = stragglers_of(steps, usual_skew_s=0.0)
     behind = [step for step in steps if step.slowest.rank in found.ranks]
     if not behind:

@@ -250,14 +250,14 @@ def verdict(history: History) -> tuple[str, str] | None:
     unusual = [text for row, text in departed.items() if row.stands_out]
     blurred = [row for row in rows if _is_weak(row) and not (row.recent_loss or row.is_unclear)]
     least = rough_percent(min((row.smallest_loss or 0.0 for row in blurred), default=0.0))
-    only_large = f" with nights that vary so widely that two more would prove no loss below {least}"
+    only_large = f" with nights that vary so much that two more show only losses above {least}"
     unclear = [text for row, text in departed.items() if row.is_unclear]
     # A row that was absent for more than 15 nights is no longer reported as missing.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     groups = (
         ("SLOWER", slower, f" {whens.pop()}, {rate}" if len(whens) == 1 else f", {rate}"),
         ("UNUSUAL", unusual, f" unusual on the last night, {rate}"),
-        ("MISSING", missing, " without a valid run on the last night"),
+        ("MISSING", missing, " without a valid run on the last night (--case chooses rows)"),
         ("UNCLEAR", [names[row.point] for row in blurred], only_large),
         ("UNCLEAR", unclear, f" with too few nights to tell whether it lasts, {rate}"),
     )

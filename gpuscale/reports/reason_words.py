@@ -185,7 +185,7 @@ WORDS: Mapping[str, Words] = {
     "not_measured": Words(
         "not measured",
         short="not measured",
-        remedy="name results that have these rows too, or measure them ({maker})",
+        remedy="name results that have them too, measure them ({maker}), or choose rows by --case",
     ),
     "on_neither_side": Words("asked for, and on neither side", short="on neither side"),
     "no_entry": Words(

@@ -100,8 +100,7 @@ def _loss(rows: Sequence[Row]) -> str:
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     sign = -1 if changes and changes[0].value < 0 else 1
-    bounds = [(c.low, c.high) for c in changes if c.low is not None and c.high is not None]
-    ends = sorted(sign * end for bound in bounds for end in bound)
+    ends = sorted(sign * end for c in changes for end in (c.low, c.high) if end is not None)
     by = _span([abs(change.value) for change in changes])
     texts = format_distinct(rough_percent, ends[0], ends[-1]) if ends else []
     if ends and ends[0] < 0:

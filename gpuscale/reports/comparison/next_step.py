@@ -18,6 +18,7 @@ from gpuscale.reports import cause_words, phrases
 from gpuscale.reports.comparison.headline import changes_of, most_lost
 from gpuscale.reports.comparison.rows import Row, sharing
 from gpuscale.reports.reason_words import ONCE_IDLE, QUIETER, WORDS, Words, parts_of
+from gpuscale.store.results import RESULTS
 
 _Command = tuple[str, str]
 """Text of a step, and the command that does it; empty if there is none."""
@@ -57,8 +58,8 @@ def measuring(
 
     If `started_as` is None, return `otherwise … options`, or an empty text if `options` is empty.
     """
-    words = shlex.split(started_as or "")
-    words = without_options(words, ("--results", "--resume", *dropped, *shlex.split(options)))
+    taken = ("--results", "--resume", "--junitxml", *dropped, *shlex.split(options))
+    words = without_options(shlex.split(started_as or ""), taken)
     at = words.index("--") if "--" in words else len(words)
     program = joined(words[:at]) or (options and f"{otherwise} …")
     return " ".join(filter(None, (program, options, joined(words[at:]))))
@@ -82,7 +83,9 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 def _new_file(comparison: Comparison) -> str:
     """Return a name, quoted for the shell, for a further file of the current results."""
-    last = (comparison.after.files or ("results.jsonl",))[-1]
+    last = (comparison.after.files or ("results",))[-1]
+    # A further file in the folder of a night would be a night of its own.
+    last = Path(last).absolute().parent.name if Path(last).name == RESULTS else last
     stem, number = re.sub("-[2-8]$", "", last.removesuffix(".jsonl")), 2
     known = (*comparison.before.files, *comparison.after.files)
     while (name := f"{stem}-{number}.jsonl") in known or Path(name).exists():

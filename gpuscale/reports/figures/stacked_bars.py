@@ -56,7 +56,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
-    worst = by_loss[: _most_rows(measurements.earlier)]
+    worst = by_loss[: MOST_BARS // 2 if measurements.earlier else MOST_BARS]
     names = picture.distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
     for (configuration, gpus), each in rows:
@@ -69,11 +69,6 @@ def budget_picture(measurements: Measurements) -> Picture | None:
         notes.append(f"{OPEN}: {UNCERTAIN}")
     left_out = picture.left_out_of("row", len(budgets) - len(rows))
     return _picture(measurements, "What the efficiency was lost to", _SHARE, bars, notes, left_out)
-
-
-def _most_rows(before: Sequence[Run]) -> int:
-    """Return how many rows fit; half as many if baseline runs (`before`) add a bar to each row."""
-    return MOST_BARS // 2 if before else MOST_BARS
 
 
 def _budgets(runs: Sequence[Run]) -> dict[tuple[Configuration, int], step_parts.EfficiencyBudget]:
@@ -96,7 +91,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     baseline = measurements.baseline
     runs_before = measurements.earlier or (baseline.runs if baseline else ())
     steps, before = map(step_parts.typical_steps, (measurements.runs, runs_before))
-    shown = [*steps.items()][: _most_rows(runs_before)]
+    shown = [*steps.items()][: MOST_BARS // 2 if runs_before else MOST_BARS]
     longest_s = max((step.time_s for step in (*steps.values(), *before.values())), default=0.0)
     unit, per_s = ("s", 1) if longest_s >= 1 else ("ms", 1000)
     names = picture.distinct_names([point.configuration for point in steps])
@@ -106,7 +101,8 @@ def phases_picture(measurements: Measurements) -> Picture | None:
         for name, step in ((row, current), ("baseline", before.get(point))):
             if step is not None:
                 bars.append(_phases_bar(step, point.configuration.case, name, per_s))
-    notes = ["an average step of the median rank; communication: not hidden by the backward"]
+    notes = ["an average step of the median rank; its parts, timed apart, need not add up to it"]
+    notes += ["communication: not hidden by the backward"]
     left_out = picture.left_out_of("row", len(steps) - len(shown))
     title = "An average step, phase by phase"
     return _picture(measurements, title, f"step time ({unit})", bars, notes, left_out)
