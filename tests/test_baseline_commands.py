@@ -58,7 +58,7 @@ def test_runs_of_two_versions_of_a_script_are_not_taken_together_unseen(shell: S
         made = measured({1: [0.1, 0.101, 0.099]}, job_id=job)
         where = replace(made.environment, scripts={"a.py": digest})
         shell.write(job, replace(made, environment=where))
-    told = "beware: taken together, though a.py changed between these results"
+    told = "beware: taken together, though they differ: script a.py 0a → 1b\n"
     assert told in shell.record("one", "two").stderr
     assert told not in shell("compare", "one.jsonl", "two.jsonl").stderr
     assert told in shell("compare", "b.json", "one.jsonl", "two.jsonl").stderr
@@ -213,9 +213,11 @@ def test_a_baseline_too_weak_to_find_losses_is_not_written_unasked(shell: Shell)
     # Three runs often show too small a deviation.
     assert 10 < int(fewest) < int(most) == int(asked)
     # With a second session, others are asked for by a pattern that has that one.
-    shell.write("more-1", measured({1: (1.1, 1.0, 0.8), 2: (1.2, 1.3, 1.1)}, job_id="2"))
-    both = (*command[:3], "more-1.jsonl", *command[3:-1], "c.json")
-    assert " record noisy.jsonl more-*.jsonl --cluster" in " ".join(shell(*both).stderr.split())
+    shell.write("noisy-more-1", measured({1: (1.1, 1.0, 0.8), 2: (1.2, 1.3, 1.1)}, job_id="2"))
+    both = (*command[:3], "noisy-more-1.jsonl", *command[3:-1], "c.json")
+    assert " record noisy.jsonl noisy-more-*.jsonl --cluster" in " ".join(
+        shell(*both).stderr.split()
+    )
 
 
 def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shell) -> None:

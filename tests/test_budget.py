@@ -192,9 +192,3 @@ def test_the_budget_of_an_uncertain_efficiency_says_so() -> None:
 
     assert "  E 1.00 = 1 " in line(1.0)
     assert "  E 0.82 ? = 1 " in line(1.5)
-
-
-@pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])
-def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) -> None:
-    lines = [*budget_lines([on([WORK], 0.010), on([WORK] * 2, 0.010 - gain_s)])]
-    assert any("most likely noise: make more runs" in line for line in lines) == is_named

@@ -19,7 +19,7 @@ from builders import (
     results_text,
     row_on,
 )
-from builders.comparisons import advice, comparison, entry, noisy, viewed
+from builders.comparisons import advice, comparison, noisy, viewed
 from builders.nights import Fault, Night, baseline_of, results_of_night
 from changing import replace
 from command_line import gpuscale
@@ -38,12 +38,10 @@ from gpuscale.records import (
     QuantityName,
     Results,
     Run,
-    Statement,
     Verdict,
 )
 from gpuscale.records.configuration import Choice
 from gpuscale.reports.comparison.formats import COMPARISON_FORMATS
-from gpuscale.reports.comparison.rows import loss_ruled_out
 from gpuscale.reports.comparison.text_markdown_junit import text
 from gpuscale.reports.phrases import change_text, found_change_text
 from gpuscale.reports.reason_words import reason_text
@@ -145,17 +143,6 @@ def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
     assert parts == ["99.7 %", "100 %", "over 1000 %"]
 
 
-def test_rows_that_pass_beside_others_say_which_loss_they_rule_out() -> None:
-    passing = [
-        replace(entry(Verdict.OK, gpus=gpus), reason=Statement.of("bounded_loss", bound=bound))
-        for gpus, bound in ((1, 0.012), (2, 0.034))
-    ]
-    said_of = "rows that are ok: no loss of 3.4 % or more (95 % confidence)"
-    assert loss_ruled_out(viewed(comparison(*passing, entry(Verdict.MISSING))).rows) == said_of
-    # The headline says it if all pass.
-    assert loss_ruled_out(viewed(comparison(*passing)).rows) == ""
-
-
 def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs() -> None:
     # A single run on either side tells no spread; the rows beside it are noisy.
     noisy_beside = {1: [0.0411], 2: [1.08, 1.65, 1.3]}, {1: [0.0412], 2: [1.08, 1.5, 1.2]}
@@ -188,7 +175,7 @@ def test_runs_that_differ_are_named_by_their_own_row() -> None:
     ("kind", "words"),
     [
         ("baseline", "gpuscale baseline update --add"),
-        ("results", "gpuscale baseline record night.jsonl earlier-*.jsonl --weak"),
+        ("results", "gpuscale baseline record night.jsonl night-more-*.jsonl"),
         ("nights", "after more nights"),
     ],
 )
@@ -199,25 +186,25 @@ def test_more_runs_before_are_asked_for_where_such_a_side_gets_them(kind: str, w
         row = replace(row, change=Estimate(value=-0.01, low=-0.06, high=0.04))
         steps = advice(replace(comparison(row), baseline_kind=kind))
         is_in_sessions = kind == "results" and not runs
-        assert ("measure again at another time" if is_in_sessions else words) in steps
+        assert ("further sessions, best hours apart (" if is_in_sessions else words) in steps
         assert ("gpuscale baseline update" in steps) == (kind == "baseline")
     taken = noisy("nights_assumed", as_runs=0.5, sessions=1, **facts)
     said = "4 sessions, their deviation is assumed: 10 % in E(4), half that of runs here"
     assert said in reason_text(taken)
     steps = advice(replace(comparison(taken), baseline_kind=kind))
     assert (", if you can, at 3 other times, best hours apart (" in steps) is (kind != "nights")
-    made = "baseline record night.jsonl earlier-*.jsonl --weak --cluster before -o before.json\n"
+    made = "baseline record night.jsonl night-more-*.jsonl --cluster before -o before.json\n"
     assert (made in steps) is ("compare before.json night.jsonl" in steps) is (kind == "results")
     # No number of nights before tells what is special about this one.
     doubt = replace(comparison(noisy("nights_differ", sessions=4, **facts)), baseline_kind=kind)
-    of_several = "run gpuscale compare night.jsonl night.jsonl night-2.jsonl"
+    of_several = "run gpuscale compare night.jsonl night.jsonl night-more-*.jsonl\n"
     assert (of_several in advice(doubt)) is (kind != "nights")
-    assert ("; one of about 11 more, about " in advice(doubt)) is (kind != "nights")
-    lacks = "each; the baseline lacks about 8: gpuscale baseline update --add)\n"
+    assert ("next measure about 11 further sessions, best" in advice(doubt)) is (kind != "nights")
+    lacks = "or measure about 8 for the baseline too (as it was then), into night-more-*.jsonl\n"
     assert (lacks in advice(doubt)) is (kind == "baseline")
     # As many as in these sessions, since the runs of all nights before are no session's.
     doubt = replace(doubt, before=replace(doubt.before, most_runs=180))
-    assert ("--runs 6 --results night-2.jsonl" in advice(doubt)) is (kind != "nights")
+    assert ("--runs 6 --results night-more-$(" in advice(doubt)) is (kind != "nights")
 
 
 def test_a_loss_never_asks_for_a_baseline_that_would_hold_it() -> None:

@@ -40,10 +40,7 @@ from gpuscale.reports.comparison.text_markdown_junit import text as text_of
 from gpuscale.reports.reason_words import statement_text
 
 AGAIN = "measure again once the host is idle"
-BOTH_AGAIN = (
-    "measure both sides again, once the host is idle; first the earlier, on the machine as it was "
-    "(other options as before; in a job; about 60 s a side)"
-)
+BOTH_AGAIN = f"{AGAIN}, and the baseline too"
 MORE_RUNS = "make about 3 more runs (other options as before; in a job)"
 HEAVY = HostLoad(other_cores=1.5, cores=2)
 SMALL = Estimate(value=-0.01, low=-0.06, high=0.04)
@@ -351,8 +348,8 @@ def test_the_next_step_of_a_baseline_that_is_too_uneven_can_be_run_as_it_stands(
     assert advice(judged) == (
         "next measure the machine as it was for the baseline, if you can "
         "(other options as before; in a job; about 60 s)\n"
-        "run pytest … --results more-$(date +%m%d-%H%M%S).jsonl\n"
-        f"then add that to the baseline\nrun {add} more-*.jsonl\n"
+        "run pytest … --results ours-more-$(date +%m%d-%H%M%S).jsonl\n"
+        f"then add that to the baseline\nrun {add} ours-more-*.jsonl\n"
         f"then compare again\nrun gpuscale compare baselines/ours.json 'my night.jsonl'\n{LEAVE}"
     )
     assert headline(replace(judged, notes=(BUSY,)))["next"] == AGAIN
@@ -392,9 +389,9 @@ def test_next_asks_for_the_runs_that_a_row_says_both_sides_need_or_that_may_tell
     assert advice(comparison(both)) == (
         "next measure the machine as it was for the baseline, if you can "
         "(other options as before; in a job; about 7 min)\n"
-        "run pytest … --runs 37 --results more-$(date +%m%d-%H%M%S).jsonl\n"
+        "run pytest … --runs 37 --results night-more-$(date +%m%d-%H%M%S).jsonl\n"
         "then add that to the baseline\n"
-        "run gpuscale baseline update --add night.jsonl more-*.jsonl\n"
+        "run gpuscale baseline update --add night.jsonl night-more-*.jsonl\n"
         "then make about 37 more runs (other options as before; in a job; about 7 min)\n"
         "run pytest … --runs 40 --resume night.jsonl\n"
         f"then compare again\nrun gpuscale compare night.jsonl night.jsonl\n{LEAVE}"
@@ -456,10 +453,9 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     step = "measure the machine as it was for the earlier results, if you can"
     assert first == f"next {step} (other options as before; in a job; about 3 min)"
     assert others == [
-        "run pytest … --runs 17 --results earlier-$(date +%m%d-%H%M%S).jsonl",
-        "then make a baseline of all that",
-        "run gpuscale baseline record then.jsonl earlier-*.jsonl --weak --cluster before -o "
-        "before.json",
+        "run pytest … --runs 17 --results then-more-$(date +%m%d-%H%M%S).jsonl",
+        "then make a baseline of all that (--weak if it is refused)",
+        "run gpuscale baseline record then.jsonl then-more-*.jsonl --cluster before -o before.json",
         "then make about 17 more runs (other options as before; in a job; about 3 min)",
         "run pytest … --runs 20 --resume night.jsonl",
         "then compare again",
@@ -471,7 +467,7 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     ours = replace(judged, before=replace(judged.before, files=("ours.json",), fewest_runs=18))
     first, lacking, *_ = advice(ours).splitlines()
     assert first.startswith("next measure the machine as it was for the baseline, if you can (")
-    assert lacking == "run pytest … --runs 2 --results more-$(date +%m%d-%H%M%S).jsonl"
+    assert lacking == "run pytest … --runs 2 --results ours-more-$(date +%m%d-%H%M%S).jsonl"
 
 
 def test_nothing_is_measured_into_the_folder_of_a_night() -> None:

@@ -23,7 +23,7 @@ from gpuscale.records.baseline import Source
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.run import were_hosts_busy
-from gpuscale.reports.comparison.next_step import MORE, about, at_other_times, measuring
+from gpuscale.reports.comparison.next_step import about, at_other_times, further, measuring
 from gpuscale.reports.phrases import FOUND, busy_text, runs_text
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, labelled_lines
@@ -103,16 +103,17 @@ def _to_strengthen(
     how = f"make {more} runs a row ({takes}; {fewest} may do)"
     options = f"--runs {more} --resume {file}"
     files = again = joined(visible(f"{path}") for path in arguments.results)
+    option, pattern = further(visible(f"{arguments.results[0]}"))
     if is_busy := were_hosts_busy(baseline.runs):
         # Further runs would not take the busy ones out of the file.
-        how, options = f"{busy_text(baseline.runs)}; measure into a new file", MORE
-        again = "more-*.jsonl"
+        how, options = f"{busy_text(baseline.runs)}; measure into a new file", option
+        again = pattern
     elif sessions > 1 or more > _MOST_RUNS or baseline.hardware.device == "cpu":
         # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
-        how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {MORE}"
-        others = [path for path in arguments.results if not path.name.startswith("more-")]
-        again = joined(visible(f"{path}") for path in others) + " more-*.jsonl"
+        how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {option}"
+        others = [path for path in arguments.results if "-more-" not in path.name]
+        again = f"{joined(visible(f'{path}') for path in others)} {pattern}".strip()
     how += ", while nothing else runs"
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]
     record, given = "gpuscale baseline record", joined(words)

@@ -16,7 +16,13 @@ from msgspec.structs import replace
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, counted, joined, no_such, rough_percent, visible
-from gpuscale.cli.inputs import each_run_once, read_all_results, results_path, say
+from gpuscale.cli.inputs import (
+    each_run_once,
+    read_all_results,
+    remark_differences,
+    results_path,
+    say,
+)
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
     EntryId,
@@ -33,7 +39,7 @@ from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.records.verdict import EntryVerdict
-from gpuscale.reports.comparison.next_step import ADD, MORE, at_other_times, measuring
+from gpuscale.reports.comparison.next_step import ADD, at_other_times, further, measuring
 from gpuscale.reports.phrases import format_range, runs_text, to_minutes, verdict_word
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import Screen, labelled_lines
@@ -102,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written")
     if arguments.add:
         say(strength)
+        remark_differences([*after.environments.values()])
         say_how_to_extend(path, after, results[-1].started_as)
     by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK
@@ -218,8 +225,9 @@ def say_how_to_extend(path: Path, baseline: Baseline, started_as: str | None) ->
     if sessions < MINIMUM_ALLOCATIONS:
         runs, when = max(night_sizes(baseline).values()), at_other_times(sessions)
         spread = f"from {MINIMUM_ALLOCATIONS} sessions on, their spread is known, not assumed"
-        again = measuring(started_as, f"--runs {runs} {MORE}")
-        add = f"{ADD} {joined([visible(f'{path}')])} more-*.jsonl"
+        option, pattern = further(visible(f"{path}"))
+        again = measuring(started_as, f"--runs {runs} {option}")
+        add = f"{ADD} {joined([visible(f'{path}')])} {pattern}"
         how = ("next", f"measure {when}, and add these files; {spread}"), ("run", again)
         _say_steps(*how, ("then", "add them"), ("run", add))
 

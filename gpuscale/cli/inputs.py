@@ -12,13 +12,13 @@ from msgspec.structs import force_setattr, replace
 
 from gpuscale.analysis.nights import left_out_of
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.base.grouping import by_key
 from gpuscale.base.host import DEVICES
 from gpuscale.base.text import parse_count, visible
 from gpuscale.judge.sides import results_of
-from gpuscale.records import Baseline, Configuration, Results, Run, deduplicated
+from gpuscale.records import Baseline, Configuration, Environment, Results, Run, deduplicated
 from gpuscale.records.baseline import PublishedFigure
 from gpuscale.records.configuration import Choice
+from gpuscale.records.environment_diff import environment_changes, environment_text
 from gpuscale.reports.phrases import counted, enumerated, to_minutes
 from gpuscale.store.campaign_folders import NIGHT_JSON, nights_folder, read_night
 from gpuscale.store.files import file_errors, read_any
@@ -70,11 +70,15 @@ def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> li
     kept = [results for results in once if results.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
     used = kept or once
-    digests = by_key(script for each in used for script in each.environment.scripts.items())
-    if names := [name for name, found in digests.items() if len({*found}) > 1]:
-        changed = visible(enumerated(names))
-        remark(f"beware: taken together, though {changed} changed between these results")
+    remark_differences([each.environment for each in used])
     return used
+
+
+def remark_differences(environments: Sequence[Environment]) -> None:
+    """Print to standard error how the environments of results that are taken together differ."""
+    changes = (environment_changes(environments[:1], [other]) for other in environments[1:])
+    if texts := dict.fromkeys(environment_text(each) for found in changes for each in found):
+        remark(f"beware: taken together, though they differ: {visible('; '.join(texts))}")
 
 
 def read_content(path: Path) -> Results | Baseline:

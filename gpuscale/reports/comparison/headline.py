@@ -27,7 +27,6 @@ from gpuscale.reports.reason_words import WORDS, parts_of, reason_text, short_te
 
 _MOST = 0.75
 """Share of the main cause's time, or of all lost time, that counts as most of it."""
-_LARGE = 0.25
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 
 
@@ -139,19 +138,19 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
     counts = Counter(short_text(row.entry) or usual for row in rows)
     texts = [f"{text} ({phrases.counted(count, 'row')})" for text, count in counts.items() if text]
-    excluded = most_lost(rows) if verdict is Verdict.INCONCLUSIVE else ""
+    excluded = most_lost(rows, 0.5) if verdict is Verdict.INCONCLUSIVE else ""
     return "; ".join(filter(None, (*(counts if len(counts) == 1 else texts), excluded)))
 
 
-def most_lost(rows: Sequence[Row]) -> str:
-    """Say which loss the rows' intervals exclude; empty if unknown, or if it is over a quarter."""
+def most_lost(rows: Sequence[Row], largest: float = 0.25) -> str:
+    """Say which loss the rows' intervals exclude; empty if unknown, or if it is over `largest`."""
     bounds: dict[str, float] = {}
     for row in rows:
         # Rows with a reason beside another would pass, but their runs are not to be trusted.
         is_known = row.change is not None and "otherwise" not in row.entry.reason.facts
         low = row.change.low if row.change is not None and is_known else None
         bounds[row.quantity] = max(bounds.get(row.quantity, 0.0), 1.0 if low is None else -low)
-    if max(bounds.values(), default=1.0) >= _LARGE:
+    if max(bounds.values(), default=1.0) >= largest:
         return ""
     texts = (f"of {name} is below {format_percent(bound)}" for name, bound in bounds.items())
     return f"any loss {' and '.join(texts)}"

@@ -22,11 +22,9 @@ from gpuscale.store.results import RESULTS
 
 _Command = tuple[str, str]
 """Text of a step, and the command that does it; empty if there is none."""
-_DATED = "$(date +%m%d-%H%M%S).jsonl"
-MORE = f"--results more-{_DATED}"
 ADD, _COMPARE = "gpuscale baseline update --add", "gpuscale compare"
 _PROGRAMS = ("pytest", "gpuscale run")
-_IDLE = "once the host is idle"
+_BOTH_IDLE = f"{ONCE_IDLE}, and the baseline too"
 _FEWEST_AGAIN, _MOST_AGAIN = 6, 40
 """Bounds of an advised number of runs in another session."""
 
@@ -63,6 +61,12 @@ def measuring(
     at = words.index("--") if "--" in words else len(words)
     program = joined(words[:at]) or (options and f"{otherwise} …")
     return " ".join(filter(None, (program, options, joined(words[at:]))))
+
+
+def further(file: str) -> tuple[str, str]:
+    """Return the option that names a further session's file after `file`, and a pattern of such."""
+    stem = shlex.quote(Path(file).stem.partition("-more-")[0])
+    return f"--results {stem}-more-$(date +%m%d-%H%M%S).jsonl", f"{stem}-more-*.jsonl"
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
@@ -145,12 +149,11 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _cautious(self, caution: str) -> list[_Step]:
         """Return the advice of a note as steps."""
-        before, after = self.comparison.before, self.comparison.after
         if caution == WORDS["newer_baseline"].caution:
-            return _either((caution, f"{_COMPARE} {shlex.join((*after.files, *before.files))}"))
-        if caution == _IDLE:
-            return self._measure_both(after.most_runs or _FEWEST_AGAIN)
-        return _either(self._measure(caution) if caution == ONCE_IDLE else caution)
+            files = (*self.comparison.after.files, *self.comparison.before.files)
+            return _either((caution, f"{_COMPARE} {shlex.join(files)}"))
+        is_to_measure = caution in (ONCE_IDLE, _BOTH_IDLE)
+        return _either(self._measure(caution) if is_to_measure else caution)
 
     def _is_uncertain(self, row: Row) -> bool:
         """True if a slowdown may be under half its estimate; always False for nightly baselines."""
@@ -218,16 +221,6 @@ class _Adviser(msgspec.Struct, frozen=True):
         notes += [note] if note else []
         return text + (f" ({'; '.join(notes)})" if notes else ""), line
 
-    def _measure_both(self, runs: int) -> list[_Step]:
-        """Return steps to measure `runs` runs of both sides again and compare them."""
-        files = f"before-{runs}.jsonl", f"after-{runs}.jsonl"
-        earlier, later = (f"--runs {runs} --results {file}" for file in files)
-        takes = about(runs * self._run_of_each_s)
-        text = f"measure both sides again, {_IDLE}; first the earlier, on the machine as it was"
-        last = _Step("then", *self._measure("measure the later", later))
-        compared = _Step("then", "compare these", f"{_COMPARE} {' '.join(files)}")
-        return [*_either(self._measure(text, earlier, takes and f"{takes} a side")), last, compared]
-
     def _more_now(self, more: int, in_all: int, of_rows: str) -> _Command:
         """Advise `more` runs a row (total: `in_all`); `of_rows` is a remark."""
         files = self.comparison.after.files
@@ -252,18 +245,24 @@ class _Adviser(msgspec.Struct, frozen=True):
         return _either("find what disturbs these runs ('gpuscale doctor')")
 
     def _another_session(self, fewest: int = 0) -> list[_Step]:
-        """Return steps for another session with as many runs as now, but at least `fewest`."""
-        after, needed = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
+        """Return steps for further sessions with as many runs as now, but at least `fewest`."""
+        after, in_all = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
         runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
-        takes = about(runs * self._run_of_each_s)
-        lacking = needed - _largest_fact(self.rows[0], "sessions")
+        takes, more = about(runs * self._run_of_each_s), in_all - len(self.measured.by_allocation)
+        if more < 2:
+            text = "measure again at another time, beside these runs"
+            return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
+        sides = self.comparison.before, after
+        (_, added), (option, pattern) = (further(next(iter(s.files), "FILE")) for s in sides)
+        before, now = (shlex.join(f for f in s.files if "-more-" not in f) for s in sides)
+        text = f"measure about {more} further sessions, best hours apart"
+        again = self._measure(text, f"--runs {runs} {option}", takes and f"{takes} each")
+        once = "compare once, with all of them: a look after each errs more often"
+        steps = [*_either(again), _Step("then", once, f"{_COMPARE} {before} {now} {pattern}")]
+        lacking = in_all - _largest_fact(self.rows[0], "sessions")
+        add = f"measure about {lacking} for the baseline too (as it was then), into {added}"
         is_lacking = lacking > 0 and self.comparison.baseline_kind == "baseline"
-        also = f"; the baseline lacks about {lacking}: {ADD}" if is_lacking else ""
-        more = max(1, needed - len(self.measured.by_allocation))
-        each = takes and f", {takes} each"
-        note = f"one of about {more} more{each}{also}" if needed else takes
-        text = "measure again at another time, beside these runs"
-        return [*_either(self._measure(text, f"--runs {runs}", note)), self._compare_all()]
+        return [*steps, *([_Step("or", add, f"{ADD} {before} {added}")] if is_lacking else [])]
 
     def _compare_all(self) -> _Step:
         files = (*self.comparison.before.files, *self.comparison.after.files)
@@ -303,18 +302,19 @@ class _Adviser(msgspec.Struct, frozen=True):
             return self._another_session()
         # Runs that are judged, or were measured after a fault, would hide it in the baseline.
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
-        name, then = ("more", "baseline") if kind == "baseline" else ("earlier", "earlier results")
-        options = (f"--runs {lacking} " if in_all else "") + f"--results {name}-{_DATED}"
+        then = "baseline" if kind == "baseline" else "earlier results"
+        option, pattern = further(next(iter(comparison.before.files), "FILE"))
+        options = f"--runs {lacking} {option}" if in_all else option
         when = f", {at_other_times(sessions)}" if sessions else ""
         text = f"measure the machine as it was for the {then}, if you can{when}"
         runs = lacking if in_all else comparison.after.most_runs or 0
         takes = about(runs * self._run_of_each_s)
         note = f"{takes} each" if takes and sessions else takes
         earlier = self._measure(text, options, note, dropped=("--inject",))
-        add = _Step("then", "add that to the baseline", f"{ADD} {before} {name}-*.jsonl")
+        add = _Step("then", "add that to the baseline", f"{ADD} {before} {pattern}")
         if kind == "results":
-            record = f"gpuscale baseline record {before} {name}-*.jsonl --weak --cluster before"
-            add = _Step("then", "make a baseline of all that", f"{record} -o before.json")
+            record = f"gpuscale baseline record {before} {pattern} --cluster before -o before.json"
+            add = _Step("then", "make a baseline of all that (--weak if it is refused)", record)
             before = "before.json"
         more, again = in_all - (comparison.after.fewest_runs or 0), f"{_COMPARE} {before} {after}"
         now = [_Step("then", *self._more_now(more, in_all, ""))] if more > 0 else []
@@ -361,7 +361,7 @@ def _caution(comparison: Comparison, notes: Container[str], worst_weight: int) -
     if is_open and "busy_host_before" in notes:
         # A busy host that slowed the baseline cannot explain a loss, only an open row.
         is_now = "busy_host" in notes
-        first = [_IDLE if is_now else "measure the baseline again once the host is idle"]
+        first = [_BOTH_IDLE if is_now else "measure the baseline again once the host is idle"]
     others = [] if worst_weight == 2 else [words.caution for words in found]
     return next(filter(None, (*first, *others)), "")
 

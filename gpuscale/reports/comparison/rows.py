@@ -30,7 +30,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.cause_evidence import evidence
 from gpuscale.reports.cause_words import headline, next_step, whole_line
 from gpuscale.reports.columns import EFFICIENCY, Cell, Column, level_columns, odd_run_text
-from gpuscale.reports.reason_words import parts_of, reason_text, short_text
+from gpuscale.reports.reason_words import parts_of, short_text
 
 _LEAST_LOST = 0.02
 """Smallest loss of an undecided row whose lagging rank is the headline's cause."""
@@ -211,16 +211,6 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     named = ((row.name, row.entry.key.gpus) for row in rows)
     return phrases.enumerated(phrases.row_texts(named, rows[0].entry.device, _NAMED_SUBJECTS))
-
-
-def loss_ruled_out(rows: Sequence[Row]) -> str:
-    """Say which loss the `ok` rows rule out; empty if that is unknown, or if every row is ok."""
-    passed = [row for row in rows if row.entry.verdict is Verdict.OK]
-    bounded = [row for row in passed if "bound" in row.entry.reason.facts]
-    if not bounded or len(passed) == len(rows):
-        return ""
-    widest = max(bounded, key=lambda row: row.entry.reason.facts["bound"])
-    return f"rows that are ok: {reason_text(widest.entry)}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.base.grouping import by_key
 from gpuscale.reports.columns import named_on
 from gpuscale.reports.comparison import Explanation, View
-from gpuscale.reports.comparison.rows import Row, detail_lines, loss_ruled_out, subject_of
+from gpuscale.reports.comparison.rows import Row, detail_lines, subject_of
 from gpuscale.reports.phrases import UNKNOWN, counted, few
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.reports.screen import Screen, labelled_lines, padded, width_of, wrapped
@@ -110,14 +110,13 @@ def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """Explain the table, and state which loss the passing rows rule out."""
+    """Explain the table."""
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
     if any(row.entry.key.gpus > 1 for row in rows):
         parts.append("E: efficiency, 1 is ideal scaling")
-    parts.append(loss_ruled_out(rows))
-    return "; ".join(filter(None, parts))
+    return "; ".join(parts)
 
 
 _SIGNS = ("❌", "⚠️", "✅")
@@ -148,7 +147,7 @@ def markdown(view: View) -> str:
     notes = [f"- {_plain(note)}" for note in view.notes]
     blocks.append("\n".join(few(notes, _MOST_NOTES, "note")))
     if fine := [row for row in rows if row.entry.verdict.is_pass]:
-        folded = "\n\n".join(filter(None, (*_markdown_table(fine), loss_ruled_out(rows))))
+        folded = "\n\n".join(_markdown_table(fine))
         summary = f"{counted(len(fine), 'row')} without a loss"
         blocks.append(f"<details><summary>{summary}</summary>\n\n{folded}\n\n</details>")
     return "\n\n".join(filter(None, blocks))

@@ -11,7 +11,7 @@ from gpuscale.records.configuration import commands_text
 from gpuscale.reports import history_text, phrases
 from gpuscale.reports.columns import Cell, Tone, named_on
 from gpuscale.reports.comparison import View
-from gpuscale.reports.comparison.rows import Item, Row, loss_ruled_out
+from gpuscale.reports.comparison.rows import Item, Row
 from gpuscale.reports.figures import FIGURES
 from gpuscale.reports.figures.picture import Measurements, svg_of
 from gpuscale.reports.page import (
@@ -85,12 +85,11 @@ def _compared(view: View) -> Section:
         rows=named_on(devices, map(_compared_row, view.ranked)),
         words=frozenset(("verdict", "change", "because")),
     )
-    legend = (
+    legend = [
         f"E: efficiency, the speedup over the number of {device_word(devices[0])}s; 1 is ideal",
         "change: of what the verdict rests on, with its 95 % interval",
-        loss_ruled_out(view.ranked),
-    )
-    return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
+    ]
+    return Section(title="Rows", tables=[table], notes=legend)
 
 
 def _compared_row(row: Row) -> dict[str, Cell]:

@@ -19,8 +19,6 @@ from gpuscale.reports.cause_evidence import NAMED_SKEW, slow_rank
 from gpuscale.reports.columns import Cell, named_on, text_table
 from gpuscale.reports.screen import fitted
 
-NAMED_GAIN = 2
-"""Smallest reported gain of efficiency by communication (a negative loss), in points."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step above which waiting for batches is reported."""
 _NO_RANK = "no rank is the slowest beyond chance"
@@ -86,8 +84,6 @@ def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
 def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     """Yield the efficiency budget, caveats, and lines on ranks that keep other ranks waiting."""
     yield budget_text(budget)
-    if -budget.hundredths.get("communication", 0) >= NAMED_GAIN:
-        yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency.value + lost)
         yield (
