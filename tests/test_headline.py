@@ -470,15 +470,14 @@ def test_runs_that_both_sides_need_are_made_in_turn_or_added_to_the_baseline() -
     assert lacking == "run pytest … --runs 2 --results ours-more-$(date +%m%d-%H%M%S).jsonl"
 
 
-def test_nothing_is_measured_into_the_folder_of_a_night() -> None:
-    judged = comparison(noisy("runs_differ", deviation=0.2))
-    judged = replace(
-        judged, entries=[replace(judged.entries[0], configuration=replace(CNN, device="cpu"))]
-    )
+@pytest.mark.parametrize(("sessions", "file"), [(1, "a_1-2.jsonl"), (9, "a_1-more-$(")])
+def test_nothing_is_measured_into_the_folder_of_a_night(sessions: int, file: str) -> None:
+    facts = {"quantity": QuantityName.EFFICIENCY, "of_both_sessions": sessions}
+    judged = comparison(noisy("nights_differ", deviation=0.2, **facts))
     of_night = replace(judged, after=replace(judged.after, files=("nights/a_1/results.jsonl",)))
     started_as = "pytest cases --results nights/a_1/results.jsonl --junitxml nights/a_1/junit.xml"
     made = replace(measured({1: [0.1, 0.1]}), started_as=started_as)
-    assert "\nrun pytest cases --runs 6 --results a_1-2.jsonl\n" in advice(viewed(of_night, made))
+    assert f"\nrun pytest cases --runs 6 --results {file}" in advice(viewed(of_night, made))
 
 
 @pytest.mark.parametrize("kind", ["baseline", "results", "nights"])

@@ -140,7 +140,7 @@ class TypicalStep(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Geometric mean of the runs' step times, as in tables."""
     phases_s: Mapping[str, float | None]
-    """Seconds in each phase, at least 0: shares of the runs' mean step; None if unknown. Those of
+    """Seconds in each phase, means over the runs, at least 0; None if unknown. They are those of
     the median rank, or of a pipeline's slowest stage; `skew` is the slowest rank's lag."""
     data_wait: float
     """Fraction of the step for which the longest-waiting rank waits for data, mean over runs."""
@@ -153,11 +153,9 @@ def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
         if steps := steps_of(entry.valid):
             phases = [_phases_s(step) for step in steps]
             means_s = {name: known_mean(each[name] for each in phases) for name in phases[0]}
-            time_s = statistics.geometric_mean(step.time_s for step in steps)
-            scale = time_s / statistics.fmean(step.time_s for step in steps)
             found[entry.key] = TypicalStep(
-                time_s=time_s,
-                phases_s={n: s and max(0.0, s * scale) for n, s in means_s.items()},
+                time_s=statistics.geometric_mean(step.time_s for step in steps),
+                phases_s={n: None if s is None else max(0.0, s) for n, s in means_s.items()},
                 data_wait=statistics.fmean(
                     max(rank.phases.data_s for rank in step.ranks) / step.time_s for step in steps
                 ),

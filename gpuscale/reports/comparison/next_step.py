@@ -65,7 +65,7 @@ def measuring(
 
 def further(file: str) -> tuple[str, str]:
     """Return the option that names a further session's file after `file`, and a pattern of such."""
-    stem = shlex.quote(Path(file).stem.partition("-more-")[0])
+    stem = shlex.quote(Path(_outside_night(file)).stem.partition("-more-")[0])
     return f"--results {stem}-more-$(date +%m%d-%H%M%S).jsonl", f"{stem}-more-*.jsonl"
 
 
@@ -87,14 +87,17 @@ def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
 
 def _new_file(comparison: Comparison) -> str:
     """Return a name, quoted for the shell, for a further file of the current results."""
-    last = (comparison.after.files or ("results",))[-1]
-    # A further file in the folder of a night would be a night of its own.
-    last = Path(last).absolute().parent.name if Path(last).name == RESULTS else last
+    last = _outside_night((comparison.after.files or ("results",))[-1])
     stem, number = re.sub("-[2-8]$", "", last.removesuffix(".jsonl")), 2
     known = (*comparison.before.files, *comparison.after.files)
     while (name := f"{stem}-{number}.jsonl") in known or Path(name).exists():
         number += 1
     return shlex.quote(name)
+
+
+def _outside_night(file: str) -> str:
+    # A further file in the folder of a night would be a night of its own.
+    return Path(file).absolute().parent.name if Path(file).name == RESULTS else file
 
 
 def _either(*ways: str | _Command) -> list[_Step]:
