@@ -487,6 +487,22 @@ def test_a_row_that_no_run_of_this_session_settles_has_a_next_step(code: str, ki
     assert advice(replace(comparison(noisy(code, **facts)), baseline_kind=kind)).startswith("next ")
 
 
+def test_what_is_judged_is_in_no_pattern_of_files_that_become_the_baseline() -> None:
+    facts = {"deviation": 0.1, "quantity": QuantityName.EFFICIENCY, "sessions": 1}
+    judged = replace(comparison(noisy("nights_assumed", **facts)), baseline_kind="results")
+    judged = replace(judged, before=replace(judged.before, files=("well.jsonl",)))
+    judged = replace(judged, after=replace(judged.after, files=("well-more-1.jsonl",)))
+    assert "baseline record well.jsonl well-more-again-*.jsonl --cluster before" in advice(judged)
+
+
+def test_one_more_session_is_asked_for_where_it_may_decide_about_a_rank() -> None:
+    facts = {"deviation": 0.1, "quantity": QuantityName.EFFICIENCY, "of_both_sessions": 9}
+    lags = replace(ALL_REDUCE, kind=CauseKind.SLOW_RANK, code="perhaps_stragglers", remedy=None)
+    row = replace(noisy("nights_differ", **facts), causes=[lags])
+    told = "next measure again at another time, beside these runs: it may decide about that rank ("
+    assert advice(comparison(row)).startswith(told)
+
+
 @pytest.mark.parametrize("code", ["both_sides_differ", "runs_differ", "baseline_runs_differ"])
 def test_where_no_number_of_runs_settles_a_row_quieter_ones_are_asked_for(code: str) -> None:
     uneven = noisy(code, deviation=0.2, runs=40, of_both=68)

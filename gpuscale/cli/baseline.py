@@ -112,7 +112,7 @@ def _to_strengthen(
         # On CPU ranks, sessions are taken to differ as runs do, so more of one tell little.
         runs = max(baseline_update.night_sizes(baseline).values())
         how, options = f"measure {at_other_times(sessions)}", f"--runs {runs} {option}"
-        others = [path for path in arguments.results if "-more-" not in path.name]
+        others = [path for path in arguments.results if not path.match(pattern)]
         again = f"{joined(visible(f'{path}') for path in others)} {pattern}".strip()
     how += ", while nothing else runs"
     words = [word for word in arguments.command_line[2:] if Path(word) not in arguments.results]

@@ -16,13 +16,8 @@ from msgspec.structs import replace
 from gpuscale.analysis.moderation import MINIMUM_ALLOCATIONS
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.text import clean, counted, joined, no_such, rough_percent, visible
-from gpuscale.cli.inputs import (
-    each_run_once,
-    read_all_results,
-    remark_differences,
-    results_path,
-    say,
-)
+from gpuscale.cli import inputs
+from gpuscale.cli.inputs import each_run_once, read_all_results, results_path, say
 from gpuscale.judge.baseline import (
     HOW_TO_MEASURE_MORE,
     EntryId,
@@ -108,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{path}: {len(chosen)} of {counted(len(proposed), 'change')} written")
     if arguments.add:
         say(strength)
-        remark_differences([*after.environments.values()])
+        inputs.remark_differences([*after.environments.values()])
         say_how_to_extend(path, after, results[-1].started_as)
     by_all = arguments.add or _EVERYTHING in (arguments.accept or ())
     return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(proposed) else ExitCode.OK

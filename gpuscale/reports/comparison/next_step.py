@@ -63,10 +63,11 @@ def measuring(
     return " ".join(filter(None, (program, options, joined(words[at:]))))
 
 
-def further(file: str) -> tuple[str, str]:
-    """Return the option that names a further session's file after `file`, and a pattern of such."""
-    stem = shlex.quote(Path(_outside_night(file)).stem.partition("-more-")[0])
-    return f"--results {stem}-more-$(date +%m%d-%H%M%S).jsonl", f"{stem}-more-*.jsonl"
+def further(file: str, others: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the option for a further session's file, and a pattern of such, not of `others`."""
+    stem = f"{shlex.quote(Path(_outside_night(file)).stem)}-more"
+    stem += "-again" if any(Path(other).match(f"{stem}-*.jsonl") for other in others) else ""
+    return f"--results {stem}-$(date +%m%d-%H%M%S).jsonl", f"{stem}-*.jsonl"
 
 
 def _with_comparison(steps: list[_Step], comparison: Comparison) -> list[_Step]:
@@ -249,23 +250,28 @@ class _Adviser(msgspec.Struct, frozen=True):
 
     def _another_session(self, fewest: int = 0) -> list[_Step]:
         """Return steps for further sessions with as many runs as now, but at least `fewest`."""
-        after, in_all = self.comparison.after, _largest_fact(self.rows[0], "of_both_sessions")
+        after, rows = self.comparison.after, self.rows
         runs = max(math.ceil((after.most_runs or _FEWEST_AGAIN) / (len(after.files) or 1)), fewest)
-        takes, more = about(runs * self._run_of_each_s), in_all - len(self.measured.by_allocation)
-        if more < 2:
+        takes = about(runs * self._run_of_each_s)
+        in_all = max(_largest_fact(row, "of_both_sessions") for row in rows)
+        more = in_all - len(self.measured.by_allocation)
+        causes = {cause.code for row in rows for cause in row.entry.causes}
+        if more < 2 or "perhaps_stragglers" in causes:
             text = "measure again at another time, beside these runs"
+            text += ": it may decide about that rank" if more > 1 else ""
             return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
         sides = self.comparison.before, after
         (_, added), (option, pattern) = (further(next(iter(s.files), "FILE")) for s in sides)
-        before, now = (shlex.join(f for f in s.files if "-more-" not in f) for s in sides)
+        before = shlex.join(sides[0].files)
+        now = shlex.join(file for file in after.files if not Path(file).match(pattern))
         text = f"measure about {more} further sessions, best hours apart"
-        again = self._measure(text, f"--runs {runs} {option}", takes and f"{takes} each")
+        steps = _either(self._measure(text, f"--runs {runs} {option}", takes and f"{takes} each"))
+        lacking = in_all - _largest_fact(rows[0], "sessions")
+        if lacking > 0 and self.comparison.baseline_kind == "baseline":
+            text = f"measure about {lacking} for the baseline (as it was then), into {added}"
+            steps.append(_Step("then", text, f"{ADD} {before} {added}"))
         once = "compare once, with all of them: a look after each errs more often"
-        steps = [*_either(again), _Step("then", once, f"{_COMPARE} {before} {now} {pattern}")]
-        lacking = in_all - _largest_fact(self.rows[0], "sessions")
-        add = f"measure about {lacking} for the baseline too (as it was then), into {added}"
-        is_lacking = lacking > 0 and self.comparison.baseline_kind == "baseline"
-        return [*steps, *([_Step("or", add, f"{ADD} {before} {added}")] if is_lacking else [])]
+        return [*steps, _Step("then", once, f"{_COMPARE} {before} {now} {pattern}")]
 
     def _compare_all(self) -> _Step:
         files = (*self.comparison.before.files, *self.comparison.after.files)
@@ -306,7 +312,7 @@ class _Adviser(msgspec.Struct, frozen=True):
         # Runs that are judged, or were measured after a fault, would hide it in the baseline.
         lacking = max(1, in_all - (comparison.before.fewest_runs or 0))
         then = "baseline" if kind == "baseline" else "earlier results"
-        option, pattern = further(next(iter(comparison.before.files), "FILE"))
+        option, pattern = further((*comparison.before.files, "FILE")[0], comparison.after.files)
         options = f"--runs {lacking} {option}" if in_all else option
         when = f", {at_other_times(sessions)}" if sessions else ""
         text = f"measure the machine as it was for the {then}, if you can{when}"
