@@ -157,7 +157,7 @@ def device_text(uuid: str, host: str | None = None) -> str:
 
 
 def slow_rank(runs: Iterable[Run]) -> str:
-    """Say which rank is the slowest, in how many runs, by how much; empty if it may be chance."""
+    """Say which rank is the slowest and by how much, or that runs are few; empty if by chance."""
     steps = steps_of(runs)
     if len(steps) < 3:
         return "fewer than 3 runs do not tell whether one rank is slow; a comparison may"
@@ -169,9 +169,10 @@ def slow_rank(runs: Iterable[Run]) -> str:
     p = difference(-lag.mean, [lag.term()]).p_below_zero()
     # Any of the ranks might have been the slowest.
     tests = len(steps[0].ranks) / len(found.ranks)
-    if statistics.median(lags) < NAMED_SKEW or p is None or p * tests > _UNLIKELY_CHANCE:
+    usual_lag = statistics.median(lags)
+    if usual_lag < NAMED_SKEW or p is None or p * tests > _UNLIKELY_CHANCE:
         return ""
-    is_usual = steps[0].run.configuration.device == "cpu" and statistics.median(lags) < _LAG_ON_CPU
+    is_usual = steps[0].run.configuration.device == "cpu" and usual_lag < _LAG_ON_CPU
     who = f"{phrases.ranks_text(found.ranks)} ({', '.join((*found.hosts, *found.device_uuids))})"
     by = phrases.format_range([format_percent(each) for each in sorted({min(lags), max(lags)})])
     other = "the other" if len(steps[0].ranks) == 2 else "the median rank"

@@ -31,7 +31,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 
 def newest_results(folder: Path) -> list[Path]:
-    """Return dated files, also those named in advice (`…-2.jsonl`), newest first, or raise."""
+    """Return dated results (`…-2.jsonl` too), the last written first; FileError if none exist."""
     with files.file_errors(folder), suppress(FileNotFoundError):
         found = [entry for entry in os.scandir(folder) if _DATED_NAME.fullmatch(entry.name)]
         # A file named by advice has the date of the session before it.

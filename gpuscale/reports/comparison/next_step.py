@@ -64,7 +64,7 @@ def measuring(
 
 
 def further(file: str, others: Sequence[str] = ()) -> tuple[str, str]:
-    """Return the option for a further session's file, and a pattern of such, not of `others`."""
+    """Return `--results` for a session to add to `file`, and a pattern that matches no `others`."""
     stem = f"{shlex.quote(Path(_outside_night(file)).stem)}-more"
     stem += "-again" if any(Path(other).match(f"{stem}-*.jsonl") for other in others) else ""
     return f"--results {stem}-$(date +%m%d-%H%M%S).jsonl", f"{stem}-*.jsonl"
@@ -260,9 +260,9 @@ class _Adviser(msgspec.Struct, frozen=True):
             text = "measure again at another time, beside these runs"
             text += ": it may decide about that rank" if more > 1 else ""
             return [*_either(self._measure(text, f"--runs {runs}", takes)), self._compare_all()]
-        sides = self.comparison.before, after
-        (_, added), (option, pattern) = (further(next(iter(s.files), "FILE")) for s in sides)
-        before = shlex.join(sides[0].files)
+        option, pattern = further((*after.files, "FILE")[0])
+        _, added = further((*self.comparison.before.files, "FILE")[0], (*after.files, pattern))
+        before = shlex.join(self.comparison.before.files)
         now = shlex.join(file for file in after.files if not Path(file).match(pattern))
         text = f"measure about {more} further sessions, best hours apart"
         steps = _either(self._measure(text, f"--runs {runs} {option}", takes and f"{takes} each"))

@@ -56,6 +56,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     budgets, before = map(_budgets, (measurements.runs, measurements.earlier))
     # If there is not room for all bars, those that lost most are shown.
     by_loss = sorted(budgets.values(), key=lambda each: each.efficiency.value)
+    # A bar of the baseline below each row leaves room for half as many.
     worst = by_loss[: MOST_BARS // 2 if measurements.earlier else MOST_BARS]
     names = picture.distinct_names([configuration for configuration, _ in budgets])
     bars, rows = [], [(row, each) for row, each in budgets.items() if each in worst]
